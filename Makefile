@@ -1,0 +1,51 @@
+# One command for each thing a person wants to do here. `make help` lists them.
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.PHONY: help setup demo test check fix crds lock clean
+
+help: ## list the commands
+	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 18
+
+setup: $(STAMP) ## make .venv with everything the project needs
+
+$(STAMP): requirements.lock pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+	  || { echo "Python 3.11 or newer is needed: install it, then run make with PYTHON=/path/to/python3.11"; exit 1; }
+	@$(PYTHON) -m venv $(VENV) \
+	  || { echo "Python's venv module is missing: install the package python3-venv, then run make again"; exit 1; }
+	$(BIN)/python -m pip install -q --disable-pip-version-check --require-hashes --only-binary :all: -r requirements.lock
+	$(BIN)/python -m pip install -q --disable-pip-version-check --no-deps --no-build-isolation -e .
+	@touch $@
+
+demo: $(STAMP) ## run the quickstart on this machine, replay a workload through it, print the SLO table
+	$(BIN)/mooncakectl demo -f examples/quickstart.yaml
+
+test: $(STAMP) ## run every test that needs no GPU and no vLLM
+	$(BIN)/pytest -n 2 -m "not engines"
+
+check: $(STAMP) ## static checks: lint, format, types, imports, spelling, generated files
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/codespell .
+	$(BIN)/python -m mooncake_core.api.crds --check crds
+
+fix: $(STAMP) ## format, and fix what the linter can fix
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+crds: $(STAMP) ## write crds/*.yaml from the pydantic models
+	$(BIN)/python -m mooncake_core.api.crds --write crds
+
+lock: $(STAMP) ## resolve requirements.lock again from pyproject.toml
+	$(BIN)/uv pip compile --universal --python-version 3.11 --generate-hashes --no-header --no-emit-index-url \
+	  --all-extras --group dev pyproject.toml -o requirements.lock
+
+clean: ## remove the environment and caches
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis
