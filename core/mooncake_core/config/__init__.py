@@ -1,0 +1,23 @@
+"""The configuration documents that the operator renders and the processes read."""
+
+from mooncake_core.config.scheduler import (
+    AdmissionConfig,
+    AdmissionMode,
+    AuthConfig,
+    ListenConfig,
+    RoutingConfig,
+    SchedulerConfig,
+    SloConfig,
+)
+from mooncake_core.config.sidecar import SidecarConfig
+
+__all__ = [
+    "AdmissionConfig",
+    "AdmissionMode",
+    "AuthConfig",
+    "ListenConfig",
+    "RoutingConfig",
+    "SchedulerConfig",
+    "SidecarConfig",
+    "SloConfig",
+]

@@ -1,0 +1,102 @@
+"""The scheduler's configuration, rendered by the operator into a ConfigMap (`scheduler.json`)."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Literal
+
+from pydantic import Field
+
+from mooncake_core.config.base import ConfigDocument
+
+
+class AdmissionMode(StrEnum):
+    """When overload is refused (conductor.md, Admission)."""
+
+    NONE = "none"
+    EARLY = "early"
+    PREDICTIVE = "predictive"
+
+
+class ListenConfig(ConfigDocument):
+    """A socket to listen on."""
+
+    host: str = "0.0.0.0"
+    port: int = Field(ge=1, le=65535)
+
+
+class SloConfig(ConfigDocument):
+    """Targets in seconds, or multiples of an idle request; both absent = no target."""
+
+    ttft_s: float | None = Field(default=None, gt=0)
+    ttft_multiplier: float | None = Field(default=None, gt=1)
+    ttft_percentile: int = Field(default=90, ge=1, le=100)
+    tbt_s: float | None = Field(default=None, gt=0)
+    tbt_multiplier: float | None = Field(default=None, gt=1)
+    tbt_percentile: int = Field(default=90, ge=1, le=100)
+
+
+class RoutingConfig(ConfigDocument):
+    """Which policy places requests, and its numbers."""
+
+    policy: str = "kv-centric"
+    balancing_threshold: float = Field(default=1.5, ge=1)
+    disaggregation_threshold_tokens: int = Field(default=0, ge=0)
+    """Conditional disaggregation: a decode instance prefills a rest of at most so many tokens itself."""
+    seed: int | None = None
+    """Seed of the ties' chance; None = from the operating system."""
+
+
+class AdmissionConfig(ConfigDocument):
+    """How overload is refused."""
+
+    mode: AdmissionMode = AdmissionMode.PREDICTIVE
+    priority_floor: int = 0
+    headroom: float = Field(default=0.95, gt=0, le=1)
+    """Share of the TBT target and of HBM that admission fills; the rest is room for KV growth."""
+
+
+class AuthConfig(ConfigDocument):
+    """Bearer keys. Files, not values: they come from mounted Secrets and are read again when they change."""
+
+    api_keys_file: str | None = None
+    """JSON object {key name: key} or {key name: {"key": …, "priority": …, "weight": …}}; the name is the tenant."""
+    admin_token_file: str | None = None
+
+
+class SchedulerConfig(ConfigDocument):
+    """All that a scheduler process is told."""
+
+    cluster: str
+    model: str
+    model_path: str | None = None
+    """Folder with tokenizer.json and chat template; None = the engines' `/tokenize` is asked."""
+    serving: ListenConfig
+    admin: ListenConfig
+    redis_url: str | None = None
+    """`redis://[:password@]host:port/db`; None = index, ledger and registry in memory, one scheduler."""
+    redis_password_file: str | None = None
+    namespace: str = "default"
+    """Prefix of all shared keys, so that clusters can share one Redis."""
+    instances_file: str | None = None
+    """Without Redis: a JSON list of instances (`core.registry.Instance`), read again when it changes."""
+    profile: str | None = None
+    """Name of the profile whose constants the cost models start from; None = cold, learned online."""
+    time_scale: float = Field(default=1.0, gt=0)
+    """Model seconds per wall second: 1 with real engines. All targets, predictions and metrics are in model
+    seconds; timeouts and Retry-After are in wall seconds."""
+    slo: SloConfig = SloConfig()
+    routing: RoutingConfig = RoutingConfig()
+    admission: AdmissionConfig = AdmissionConfig()
+    auth: AuthConfig = AuthConfig()
+    default_output_tokens: int = Field(default=256, ge=1)
+    """Predicted output of a request before anything was learned."""
+    max_body_bytes: int = Field(default=64 << 20, ge=1024)
+    request_timeout_s: float = Field(default=900, gt=0)
+    """Wall seconds a request may take in all."""
+    prefill_timeout_s: float = Field(default=300, gt=0)
+    first_token_timeout_s: float = Field(default=60, gt=0)
+    """Wall seconds from hand-over to the first token of decode."""
+    stall_timeout_s: float = Field(default=60, gt=0)
+    """Wall seconds between two chunks of a stream."""
+    log_level: Literal["debug", "info", "warning", "error"] = "info"

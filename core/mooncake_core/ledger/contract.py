@@ -1,0 +1,104 @@
+"""The ledger contract: reservations of work in flight, shared by all schedulers of a cluster.
+
+Times are seconds of one clock that all schedulers share (Unix time times the cluster's time scale, so model
+seconds where engines are simulated faster than life). A scheduler process is one *incarnation*; a dead one's
+reservations are reaped by its live peers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from math import inf
+from typing import Protocol
+
+BUCKET_S = 0.1
+"""Width of the buckets in which predicted ends are counted."""
+
+
+class RefusalReason(StrEnum):
+    """Why a request is refused; the machine-readable reason of the HTTP 429."""
+
+    TTFT = "ttft"
+    TBT = "tbt"
+    KV_MEMORY = "kv_memory"
+    TENANT_QUOTA = "tenant_quota"
+
+
+@dataclass(frozen=True, slots=True)
+class Reservation:
+    """What one admitted request takes, from admission to its last token."""
+
+    id: str
+    prefill: str | None
+    """Instance that computes the prompt; None when the decode instance does it itself."""
+    prefill_cost_s: float
+    """Predicted seconds that the prefill keeps its instance busy."""
+    decode: str
+    kv_tokens: int
+    """Tokens of KV that the request is expected to need on the decode instance: prompt and output."""
+    prefill_end_s: float
+    """When the request is predicted to reach decode."""
+    decode_end_s: float
+    """When its last token is predicted."""
+    tenant: str = "default"
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Bounds that `reserve` checks again at the last moment, atomically over all schedulers."""
+
+    queued_s: float = inf
+    """Most queued prefill seconds on the prefill instance, this request's own cost included."""
+    batch: int = 0
+    """Most requests decoding or promised on the decode instance; 0 = no bound."""
+    kv_tokens: int = 0
+    """KV tokens that fit on the decode instance; 0 = no bound."""
+
+
+@dataclass(frozen=True, slots=True)
+class InstanceLoad:
+    """Work promised to one instance and not yet finished, at one moment."""
+
+    queued_s: float = 0.0
+    """Predicted prefill seconds still ahead; the one that runs is counted down."""
+    queued: int = 0
+    """Prefills promised and not finished."""
+    batch: int = 0
+    """Requests in decode."""
+    arriving: int = 0
+    """Requests promised to this decode instance whose prefill has not ended."""
+    kv_tokens: int = 0
+    """KV tokens of the batch and of those arriving."""
+    prefill_ends: Sequence[tuple[int, int, int]] = field(default=())
+    """(bucket, requests, KV tokens) of those arriving, by when their prefill is predicted to end."""
+    decode_ends: Sequence[tuple[int, int, int]] = field(default=())
+    """(bucket, requests, KV tokens) of all promised here, by when their decode is predicted to end."""
+
+
+class Ledger(Protocol):
+    """Reservations of work in flight. `ConnectionError` where the shared state is away."""
+
+    async def reserve(self, reservation: Reservation, limits: Limits, now_s: float) -> RefusalReason | None:
+        """Take the reservation if the limits hold now, in one atomic step; else say which one does not.
+
+        `ttft` for the queue bound, `tbt` for the batch bound, `kv_memory` for the KV bound.
+        """
+
+    def prefill_finished(self, reservation_id: str, now_s: float) -> None:
+        """The prefill ended: its seconds leave the queue, the request counts as decoding. Idempotent."""
+
+    def release(self, reservation_id: str, now_s: float) -> None:
+        """The request ended in whichever way: all it held is free. Idempotent, never blocks, never lost:
+        where the shared state is away it is carried out on its return.
+        """
+
+    def loads(self, now_s: float) -> Mapping[str, InstanceLoad]:
+        """Load by instance, from this process's mirror of the shared state (own changes included at once)."""
+
+    async def refresh(self, now_s: float) -> None:
+        """Heartbeat, read the shared state into the mirror, reap incarnations that died. Call every ~50 ms."""
+
+    async def close(self) -> None:
+        """Give back every reservation of this incarnation and leave."""

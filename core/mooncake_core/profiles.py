@@ -1,0 +1,49 @@
+"""How fast a class of hardware runs a model: the constants of the cost models, before any is fitted online.
+
+T_prefill(n, p) = a + b·(n − p) + c·(n² − p²) seconds for a prompt of n tokens of which p are cached.
+TBT = t0 + t1·batch + t2·kv_tokens seconds a decode step.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class Profile(msgspec.Struct, frozen=True, kw_only=True):
+    """Constants of one (hardware, model) pair."""
+
+    name: str
+    prefill_a_s: float
+    prefill_b_s_per_token: float
+    prefill_c_s_per_token2: float
+    decode_t0_s: float
+    decode_t1_s_per_request: float
+    decode_t2_s_per_token: float
+    kv_bytes_per_token: int
+    kv_capacity_tokens: int
+    """Tokens of KV that fit in HBM beside the weights."""
+    network_bytes_per_s: float
+    """What one instance's NICs carry."""
+    dram_to_hbm_bytes_per_s: float
+    ssd_bytes_per_s: float
+
+
+LLAMA3_70B_A800 = Profile(
+    name="llama3-70b-8xa800",
+    # FAST'25 Fig. 14a: all five points within 1.5 %.
+    prefill_a_s=0.0,
+    prefill_b_s_per_token=1.1184e-4,
+    prefill_c_s_per_token2=7.466e-10,
+    # Fits 27 ms at 8k and 31 ms at 128k tokens, ×1.25 at batch 16 (arXiv Fig. 2).
+    decode_t0_s=0.0265,
+    decode_t1_s_per_request=1.83e-4,
+    decode_t2_s_per_token=3.33e-8,
+    kv_bytes_per_token=320_000,
+    kv_capacity_tokens=1_400_000,
+    network_bytes_per_s=100e9,
+    # FAST'25 Fig. 14: 128k tokens (40 GB) load from DRAM in about 0.42 s.
+    dram_to_hbm_bytes_per_s=95e9,
+    ssd_bytes_per_s=12e9,
+)
+
+PROFILES: dict[str, Profile] = {p.name: p for p in (LLAMA3_70B_A800,)}

@@ -1,0 +1,13 @@
+"""Who is there: the instances of a cluster, their epochs and how to reach them."""
+
+from mooncake_core.registry.contract import (
+    EngineKind,
+    EngineReport,
+    Instance,
+    InstanceState,
+    Registry,
+    Role,
+    StaleEpochError,
+)
+
+__all__ = ["EngineKind", "EngineReport", "Instance", "InstanceState", "Registry", "Role", "StaleEpochError"]

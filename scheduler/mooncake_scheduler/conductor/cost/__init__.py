@@ -1,0 +1,5 @@
+"""Cost models: what a prefill, a transfer and a decode step are predicted to take."""
+
+from mooncake_scheduler.conductor.cost.model import CostModel, CostModels
+
+__all__ = ["CostModel", "CostModels"]

@@ -1,0 +1,91 @@
+"""The forms of the cost models (conductor.md, Placement); constants come from a profile or from fitting."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import inf
+
+from mooncake_core.profiles import Profile
+from mooncake_core.registry import Instance
+
+
+@dataclass(frozen=True, slots=True)
+class CostModel:
+    """Constants of one instance class. Zero bandwidth means unknown: transfers then count as free."""
+
+    a_s: float = 0.0
+    b_s_per_token: float = 0.0
+    c_s_per_token2: float = 0.0
+    t0_s: float = 0.0
+    t1_s_per_request: float = 0.0
+    t2_s_per_token: float = 0.0
+    kv_bytes_per_token: int = 0
+    network_bytes_per_s: float = inf
+    dram_bytes_per_s: float = inf
+    ssd_bytes_per_s: float = inf
+    cold: bool = False
+    """Nothing was fitted and no profile is known: predictions are no ground for a refusal."""
+
+    @classmethod
+    def from_profile(cls, profile: Profile) -> CostModel:
+        """The model a profile stands for."""
+        return cls(
+            a_s=profile.prefill_a_s,
+            b_s_per_token=profile.prefill_b_s_per_token,
+            c_s_per_token2=profile.prefill_c_s_per_token2,
+            t0_s=profile.decode_t0_s,
+            t1_s_per_request=profile.decode_t1_s_per_request,
+            t2_s_per_token=profile.decode_t2_s_per_token,
+            kv_bytes_per_token=profile.kv_bytes_per_token,
+            network_bytes_per_s=profile.network_bytes_per_s,
+            dram_bytes_per_s=profile.dram_to_hbm_bytes_per_s,
+            ssd_bytes_per_s=profile.ssd_bytes_per_s,
+        )
+
+    def prefill_s(self, tokens: int, cached: int) -> float:
+        """T_prefill(n, p): seconds to compute a prompt of `tokens`, the first `cached` of which are there.
+
+        At least one token is always computed: the last one's logits are needed (FAST'25 Fig. 14a's form).
+        """
+        cached = min(cached, tokens - 1) if tokens else 0
+        return (
+            self.a_s
+            + self.b_s_per_token * (tokens - cached)
+            + self.c_s_per_token2 * (tokens * tokens - cached * cached)
+        )
+
+    def step_s(self, batch: int, kv_tokens: int) -> float:
+        """Seconds of one decode step: the time between tokens of every request in the batch."""
+        return self.t0_s + self.t1_s_per_request * batch + self.t2_s_per_token * kv_tokens
+
+    def transfer_s(self, tokens: int, *, source_flows: int = 0, inbound_flows: int = 0) -> float:
+        """Seconds to move the KV of `tokens` over the network, sharing both ends with the flows there."""
+        if tokens <= 0:
+            return 0.0
+        share = 1 + max(source_flows, inbound_flows)
+        return tokens * self.kv_bytes_per_token * share / self.network_bytes_per_s
+
+    def load_s(self, tokens: int, *, ssd: bool) -> float:
+        """Seconds to bring the KV of `tokens` from DRAM or SSD to HBM."""
+        if tokens <= 0:
+            return 0.0
+        return tokens * self.kv_bytes_per_token / (self.ssd_bytes_per_s if ssd else self.dram_bytes_per_s)
+
+
+class CostModels:
+    """The cost model of each instance class, with one for classes never seen."""
+
+    def __init__(
+        self, models: Mapping[str, CostModel] | None = None, default: CostModel | None = None
+    ) -> None:
+        self._models = dict(models or {})
+        self._default = default if default is not None else CostModel(cold=True)
+
+    def of(self, instance: Instance) -> CostModel:
+        """The model for an instance, by its class (its pool where it names none)."""
+        return self._models.get(instance.instance_class or instance.pool, self._default)
+
+    def replace(self, instance_class: str, model: CostModel) -> None:
+        """Put a newly fitted model in place."""
+        self._models[instance_class] = model

@@ -1,0 +1,142 @@
+"""The words of the Conductor: what it is asked, what it knows, what it answers. No I/O, no clock, no chance.
+
+All durations are seconds of the shared clock (model seconds where engines are simulated faster than life).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from mooncake_core.ledger import InstanceLoad, RefusalReason
+from mooncake_core.registry import Instance
+from mooncake_scheduler.conductor.cost import CostModels
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """One request, as far as placing it needs to know."""
+
+    id: str
+    prompt_tokens: int
+    output_tokens: int
+    """Predicted output: `max_tokens`, or what was learned for the tenant and prompt-length class."""
+    tenant: str = "default"
+    priority: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class InstanceView:
+    """One instance at the moment of the decision."""
+
+    instance: Instance
+    load: InstanceLoad
+    hbm_tokens: int = 0
+    """Tokens of this prompt's prefix in its HBM."""
+    fetchable_tokens: int = 0
+    """Tokens of the prefix it would hold after fetching what its declared source (`fetch`) has; >= hbm_tokens."""
+    fetch_tier_ssd: bool = False
+    """The fetched part lies on SSD (else in DRAM)."""
+    inbound_flows: int = 0
+    """Transfers already entering it."""
+    source_flows: int = 0
+    """Transfers already leaving the source it would fetch from."""
+
+
+@dataclass(frozen=True, slots=True)
+class Slo:
+    """Targets in seconds; None = no target."""
+
+    ttft_s: float | None = None
+    tbt_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """All that is known at one moment: what a policy may look at, and nothing else."""
+
+    now_s: float
+    prefill: Sequence[InstanceView]
+    """Those that can prefill: roles prefill and both; routable ones only."""
+    decode: Sequence[InstanceView]
+    cost: CostModels
+    slo: Slo = Slo()
+
+
+@dataclass(frozen=True, slots=True)
+class Considered:
+    """A candidate as it was seen: kept for `explain`."""
+
+    instance: str
+    prefix_tokens: int
+    fetch_tokens: int
+    queue_s: float
+    transfer_s: float
+    prefill_s: float
+    ttft_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class ConsideredDecode:
+    """A decode candidate as it was seen."""
+
+    instance: str
+    batch: int
+    kv_tokens: int
+    tbt_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """The chosen pair and what is predicted for it."""
+
+    prefill: Instance | None
+    """None: the decode instance prefills itself (role both, or conditional disaggregation)."""
+    decode: Instance
+    prefix_tokens: int
+    """Tokens of the prompt that need no computing (local and fetched)."""
+    fetch_tokens: int
+    """Of these, tokens that are fetched from the store or a peer."""
+    queue_s: float
+    transfer_s: float
+    prefill_s: float
+    ttft_s: float
+    tbt_s: float
+    considered: Sequence[Considered] = field(default=())
+    considered_decode: Sequence[ConsideredDecode] = field(default=())
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """Not admitted: why, what was predicted, and when it is worth trying again."""
+
+    reason: RefusalReason
+    ttft_s: float
+    tbt_s: float
+    retry_after_s: float
+    placement: Placement | None = None
+
+
+class NoInstanceError(Exception):
+    """Nothing can serve the request now: no prefill, no decode, or no pair of one revision and domain."""
+
+
+class Chance(Protocol):
+    """Where a policy takes its chance from, so that the same seed gives the same decisions."""
+
+    def random(self) -> float:
+        """A number in [0, 1)."""
+
+
+class Policy(Protocol):
+    """A way of placing requests: one class, one method."""
+
+    name: str
+
+    def place(self, ask: Ask, world: World, chance: Chance) -> Placement:
+        """Choose the pair.
+
+        Raises:
+            NoInstanceError: there is no candidate, or no pair that may work together.
+        """
