@@ -5,12 +5,13 @@ All durations are seconds of the shared clock (model seconds where engines are s
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from mooncake_core.ledger import InstanceLoad, RefusalReason
 from mooncake_core.registry import Instance
+
 from mooncake_scheduler.conductor.cost import CostModels
 
 
@@ -35,7 +36,7 @@ class InstanceView:
     hbm_tokens: int = 0
     """Tokens of this prompt's prefix in its HBM."""
     fetchable_tokens: int = 0
-    """Tokens of the prefix it would hold after fetching what its declared source (`fetch`) has; >= hbm_tokens."""
+    """Tokens of the prefix it would hold after fetching what its source (`fetch`) has; >= hbm_tokens."""
     fetch_tier_ssd: bool = False
     """The fetched part lies on SSD (else in DRAM)."""
     inbound_flows: int = 0
