@@ -108,7 +108,7 @@ def chain(parent_key: int | None, locals_: Sequence[int]) -> array[int]:
 def extend_keys(
     parent_key: int | None, tokens: Tokens, block_size_tokens: int, seed: int = CHAIN_SEED
 ) -> array[int]:
-    """Keys of the full blocks in `tokens`, which follow the block `parent_key` (None: nothing before them)."""
+    """Keys of the full blocks in `tokens`, which follow the block `parent_key` (None: the prompt begins)."""
     return chain(parent_key, local_hashes(tokens, block_size_tokens, seed))
 
 
