@@ -1,0 +1,200 @@
+"""One RESP connection: requests in, replies out in the same order."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias, cast
+
+import hiredis
+
+Argument: TypeAlias = bytes | str | int | float | memoryview
+Reply: TypeAlias = Any
+"""bytes, int, None, or a list of these."""
+
+_NOT_YET = object()
+_MAX_PENDING = 1 << 16
+_MAX_UNSENT_BYTES = 32 << 20
+
+
+# hiredis' stub declares a tuple of exactly one.
+_pack = cast("Callable[[Sequence[Argument]], bytes]", hiredis.pack_command)
+
+
+class ReplyError(Exception):
+    """Redis answered with an error; the message is Redis' own and starts with its code (`WRONGTYPE …`)."""
+
+    @property
+    def code(self) -> str:
+        """First word of the error."""
+        return str(self).partition(" ")[0]
+
+
+class DeadlineError(ConnectionError):
+    """The reply did not come within the call's time. Whether the command was carried out is not known."""
+
+
+class _Waiter:
+    """Who waits for the next `remaining` replies; without a future nobody does."""
+
+    __slots__ = ("deadline_s", "future", "remaining", "replies")
+
+    def __init__(self, future: asyncio.Future[Reply] | None, deadline_s: float, many: int = 0) -> None:
+        self.future = future
+        self.deadline_s = deadline_s
+        self.remaining = many or 1
+        self.replies: list[Reply] | None = [] if many else None
+
+
+class Connection(asyncio.Protocol):
+    """The protocol of one connection; it lives once, from connect to loss.
+
+    Deadlines cost no timer a call: one timer stands at the earliest deadline known and looks again when it
+    fires, which under load is once per budget, not once per call.
+    """
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        *,
+        stall_s: float,
+        on_error: Callable[[ReplyError], None],
+    ) -> None:
+        self._loop = loop
+        self._stall_s = stall_s
+        self._on_error = on_error
+        self._reader = hiredis.Reader(replyError=ReplyError, notEnoughData=_NOT_YET)
+        self._waiters: deque[_Waiter] = deque()
+        self._transport: asyncio.Transport | None = None
+        self._unsent: list[bytes] = []
+        self._full = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._reason: Exception | None = None
+        self.lost: asyncio.Future[None] = loop.create_future()
+        """Done when the connection has ended."""
+
+    @property
+    def is_open(self) -> bool:
+        """Whether a command would be sent now."""
+        return self._transport is not None and not self._transport.is_closing()
+
+    def request(self, commands: Sequence[Sequence[Argument]], timeout_s: float) -> asyncio.Future[Reply]:
+        """Send commands in one write; the future gets the list of replies, or the first error among them."""
+        waiter = _Waiter(self._loop.create_future(), self._loop.time() + timeout_s, many=len(commands))
+        self._send(b"".join([_pack(tuple(command)) for command in commands]), waiter)
+        return cast("asyncio.Future[Reply]", waiter.future)
+
+    def request_one(self, command: tuple[Argument, ...], timeout_s: float) -> asyncio.Future[Reply]:
+        """Send one command; the future gets its reply."""
+        future: asyncio.Future[Reply] = self._loop.create_future()
+        self._send(_pack(command), _Waiter(future, self._loop.time() + timeout_s))
+        return future
+
+    def post(self, command: tuple[Argument, ...], timeout_s: float) -> None:
+        """Send one command whose reply interests nobody; an error is told to `on_error`."""
+        self._send(_pack(command), _Waiter(None, self._loop.time() + timeout_s))
+
+    def abort(self, reason: Exception | None = None) -> None:
+        """Drop the connection now; whoever waits gets ConnectionError."""
+        self._reason = self._reason or reason
+        if self._transport is not None:
+            self._transport.abort()
+
+    def _send(self, payload: bytes, waiter: _Waiter) -> None:
+        transport = self._transport
+        if transport is None or transport.is_closing():
+            raise ConnectionError("the connection to Redis is lost")
+        if self._full or len(self._waiters) >= _MAX_PENDING:
+            raise ConnectionError("Redis does not keep up: too much is waiting for it")
+        if not self._unsent:
+            self._loop.call_soon(self._flush)
+        self._unsent.append(payload)
+        self._waiters.append(waiter)
+        if self._timer is None or waiter.deadline_s < self._timer.when():
+            self._arm(waiter.deadline_s)
+
+    def _flush(self) -> None:
+        # All that was asked for in one turn of the loop leaves in one system call.
+        if self._transport is not None and self._unsent:
+            self._transport.write(b"".join(self._unsent) if len(self._unsent) > 1 else self._unsent[0])
+        self._unsent.clear()
+
+    def _arm(self, when_s: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self._loop.call_at(when_s, self._expire)
+
+    def _expire(self) -> None:
+        self._timer = None
+        if not self._waiters:
+            return
+        now_s = self._loop.time()
+        if self._waiters[0].deadline_s + self._stall_s < now_s:
+            self.abort(ConnectionError(f"Redis has not answered for more than {self._stall_s} s"))
+            return
+        earliest_s = self._waiters[0].deadline_s + self._stall_s + 0.001
+        for waiter in self._waiters:
+            future = waiter.future
+            if waiter.deadline_s > now_s:
+                earliest_s = min(earliest_s, waiter.deadline_s)
+            elif future is not None and not future.done():
+                future.set_exception(DeadlineError("Redis did not answer within the time of the call"))
+        self._arm(earliest_s)
+
+    # The transport's side.
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        self._transport.set_write_buffer_limits(high=_MAX_UNSENT_BYTES)
+
+    def pause_writing(self) -> None:
+        self._full = True
+
+    def resume_writing(self) -> None:
+        self._full = False
+
+    def data_received(self, data: bytes) -> None:
+        reader = self._reader
+        waiters = self._waiters
+        try:
+            reader.feed(data)
+            while (reply := reader.gets()) is not _NOT_YET:
+                waiter = waiters[0]
+                waiter.remaining -= 1
+                if waiter.replies is not None:
+                    waiter.replies.append(reply)
+                if not waiter.remaining:
+                    waiters.popleft()
+                    self._answer(waiter, reply)
+        except (hiredis.ProtocolError, IndexError) as error:
+            self.abort(ConnectionError(f"what answers is no Redis, or spoke out of turn: {error}"))
+
+    def _answer(self, waiter: _Waiter, reply: Reply) -> None:
+        future = waiter.future
+        if waiter.replies is not None:
+            errors = [r for r in waiter.replies if isinstance(r, ReplyError)]
+            reply = errors[0] if errors else waiter.replies
+        if future is None:
+            if isinstance(reply, ReplyError):
+                self._on_error(reply)
+        elif not future.done():
+            if isinstance(reply, ReplyError):
+                future.set_exception(reply)
+            else:
+                future.set_result(reply)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._transport = None
+        self._unsent.clear()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        reason = self._reason or exc
+        waiters, self._waiters = self._waiters, deque()
+        for waiter in waiters:
+            if waiter.future is not None and not waiter.future.done():
+                error = ConnectionError(f"the connection to Redis broke: {reason or 'closed by Redis'}")
+                waiter.future.set_exception(error)
+        if not self.lost.done():
+            self.lost.set_result(None)

@@ -1,0 +1,203 @@
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+from mooncake_core.resp import Address, DeadlineError, ReplyError, RespClient, Script
+from mooncake_testing.redis import RedisServer, start_redis
+
+
+@pytest.fixture
+async def client(redis_server: RedisServer) -> AsyncIterator[RespClient]:
+    client = RespClient(redis_server.url)
+    await client.connect()
+    yield client
+    await client.close()
+
+
+async def until(condition, seconds: float = 10.0) -> None:
+    async with asyncio.timeout(seconds):
+        while not condition():  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+
+
+async def test_many_callers_share_one_connection_and_each_gets_its_own_reply(client: RespClient) -> None:
+    replies = await asyncio.gather(*(client.call(b"ECHO", str(n)) for n in range(500)))
+    assert replies == [str(n).encode() for n in range(500)]
+    assert (await client.call(b"CLIENT", b"LIST")).count(b"\n") == 1
+
+
+async def test_an_error_reply_reaches_its_caller_and_nobody_else(client: RespClient) -> None:
+    results = await asyncio.gather(
+        client.call(b"SET", b"k", b"v"),
+        client.call(b"LPUSH", b"k", b"v"),
+        client.call(b"GET", b"k"),
+        return_exceptions=True,
+    )
+    assert results[0] == b"OK"
+    assert isinstance(results[1], ReplyError)
+    assert results[1].code == "WRONGTYPE"
+    assert results[2] == b"v"
+
+
+async def test_many_commands_in_one_write_answer_in_order_and_raise_the_first_error(
+    client: RespClient,
+) -> None:
+    assert await client.call_many([]) == []
+    assert await client.call_many([(b"SET", b"a", b"1"), (b"INCR", b"a"), (b"GET", b"a")]) == [b"OK", 2, b"2"]
+    with pytest.raises(ReplyError, match="unknown command"):
+        await client.call_many([(b"NONSENSE",), (b"INCR", b"a")])
+    assert await client.call(b"GET", b"a") == b"3"
+
+
+async def test_a_large_command_and_a_large_reply_pass_whole(client: RespClient) -> None:
+    value = bytes(range(256)) * 40_000
+    await client.call(b"SET", b"big", value)
+    assert await client.call(b"GET", b"big") == value
+
+
+async def test_a_forgotten_command_is_carried_out_and_its_error_counted(client: RespClient) -> None:
+    client.send_nowait(b"SET", b"k", b"v")
+    client.send_nowait(b"LPUSH", b"k", b"v")
+    assert await client.call(b"GET", b"k") == b"v"
+    assert client.posted_errors == 1
+
+
+async def test_a_script_runs_again_after_redis_forgot_it(client: RespClient) -> None:
+    script = Script("return {KEYS[1], ARGV[1]}")
+    assert await client.eval(script, [b"k"], [b"x"]) == [b"k", b"x"]
+    await client.call(b"SCRIPT", b"FLUSH")
+    assert await client.eval(script, [b"k"], [b"y"]) == [b"k", b"y"]
+    assert await client.call(b"SCRIPT", b"EXISTS", script.sha) == [1]
+
+
+async def test_a_hanging_redis_costs_a_call_its_budget_and_late_replies_are_not_mixed_up(
+    client: RespClient, redis_server: RedisServer
+) -> None:
+    redis_server.pause()
+    waits = [client.call(b"ECHO", b"late", timeout_s=0.02 + n / 1000) for n in range(5)]
+    patient = asyncio.create_task(client.call(b"ECHO", b"patient", timeout_s=20))
+    results = await asyncio.gather(*waits, return_exceptions=True)
+    assert [type(result) for result in results] == [DeadlineError] * 5
+    redis_server.resume()
+    assert await patient == b"patient"
+    assert await client.call(b"ECHO", b"next") == b"next"
+
+
+async def test_a_cancelled_call_leaves_the_next_reply_to_the_next_caller(client: RespClient) -> None:
+    task = asyncio.create_task(client.call(b"ECHO", b"cancelled"))
+    await asyncio.sleep(0)
+    task.cancel()
+    assert await client.call(b"ECHO", b"next") == b"next"
+
+
+async def test_a_redis_that_hangs_for_long_is_given_up_and_found_again(redis_server: RedisServer) -> None:
+    client = RespClient(redis_server.url, stall_s=0.1)
+    await client.connect()
+    redis_server.pause()
+    with pytest.raises(DeadlineError):
+        await client.call(b"PING", timeout_s=0.01)
+    await until(lambda: not client.connected)
+    redis_server.resume()
+    await until(lambda: client.connected)
+    assert await client.call(b"PING") == b"PONG"
+    await client.close()
+
+
+async def test_a_killed_redis_fails_calls_at_once_and_its_successor_is_noticed(
+    client: RespClient, redis_server: RedisServer
+) -> None:
+    seen: list[str] = []
+    client.on_new_server = seen.append
+    first = client.run_id
+    await client.call(b"CLIENT", b"KILL", b"TYPE", b"normal", b"SKIPME", b"no")
+    await until(lambda: client.connected)
+    assert (seen, client.run_id) == ([], first), "the same process was taken for a new one"
+
+    redis_server.pause()
+    pending = asyncio.create_task(client.call(b"PING", timeout_s=30))
+    await asyncio.sleep(0.01)
+    redis_server.kill()
+    with pytest.raises(ConnectionError):
+        await pending
+    with pytest.raises(ConnectionError, match="not connected"):
+        await client.call(b"PING")
+    with pytest.raises(ConnectionError):
+        client.send_nowait(b"PING")
+    redis_server.restart()
+    await until(lambda: client.connected)
+    assert seen == [client.run_id]
+    assert client.run_id != first
+    assert await client.call(b"PING") == b"PONG"
+
+
+async def test_a_client_that_starts_before_redis_says_so_and_connects_later(
+    redis_server: RedisServer,
+) -> None:
+    redis_server.kill()
+    client = RespClient(redis_server.url)
+    with pytest.raises(ConnectionError, match="cannot connect"):
+        await client.connect()
+    redis_server.restart()
+    await until(lambda: client.connected)
+    assert await client.call(b"PING") == b"PONG"
+    await client.close()
+    with pytest.raises(ConnectionError):
+        await client.call(b"PING")
+
+
+async def test_a_password_is_asked_anew_at_each_connect_and_a_wrong_one_is_named(
+    redis_server: RedisServer,
+) -> None:
+    with redis_server.client() as admin:
+        admin.config_set("requirepass", "right")
+        passwords = ["wrong", "right"]
+        client = RespClient(redis_server.url, lambda: passwords.pop(0) if passwords else "right")
+        try:
+            with pytest.raises(ConnectionError, match="check the Redis password"):
+                await client.connect()
+            await until(lambda: client.connected)
+            assert await client.call(b"PING") == b"PONG"
+        finally:
+            await client.close()
+            admin.config_set("requirepass", "")
+
+
+async def test_a_unix_socket_and_a_database_number_are_understood(tmp_path) -> None:
+    server = start_redis(tmp_path, unix_socket=True)
+    try:
+        client = RespClient(f"{server.url}?db=3")
+        await client.connect()
+        await client.call(b"SET", b"k", b"v")
+        assert b"db3:keys=1" in await client.call(b"INFO", b"keyspace")
+        await client.close()
+    finally:
+        server.stop()
+
+
+async def test_something_that_is_no_redis_is_refused() -> None:
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(100)
+        writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+        await writer.drain()
+        await reader.read()
+        writer.close()
+
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    client = RespClient(f"redis://127.0.0.1:{server.sockets[0].getsockname()[1]}")
+    with pytest.raises(ConnectionError, match="no Redis"):
+        await client.connect()
+    await client.close()
+    server.close()
+    await server.wait_closed()
+
+
+@pytest.mark.parametrize("url", ["http://host", "redis://host:port", "redis://host/x", "unix://"])
+def test_a_bad_url_is_refused_with_the_forms_that_are_good(url: str) -> None:
+    with pytest.raises(ValueError, match="write redis://"):
+        Address.parse(url)
+
+
+def test_an_address_shows_no_credentials() -> None:
+    address = Address.parse("rediss://user:p%40ss@host:6380/2")
+    assert address == Address("host", 6380, "", True, 2, "user", "p@ss")
+    assert str(address) == "host:6380"
