@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict, ValidationError
+
+
+_REFERENCE = re.compile(r"\$\(([A-Za-z_][A-Za-z0-9_]*)\)")
 
 
 class ConfigError(Exception):
@@ -20,13 +25,15 @@ class ConfigDocument(BaseModel):
 
     @classmethod
     def load(cls, path: Path) -> Self:
-        """Read a JSON document.
+        """Read a JSON document; `$(NAME)` in its strings stands for the environment variable of that name.
+
+        A container's arguments know such references, ConfigMaps do not: paths and Secrets need them there too.
 
         Raises:
-            ConfigError: the file cannot be read, is not JSON, or a field is wrong.
+            ConfigError: the file cannot be read, is not JSON, a field is wrong or a variable is not set.
         """
         try:
-            return cls.model_validate(json.loads(path.read_text()))
+            return cls.model_validate(_expanded(json.loads(path.read_text()), path))
         except OSError as error:
             raise ConfigError(f"{path}: {error.strerror}") from error
         except json.JSONDecodeError as error:
@@ -35,3 +42,20 @@ class ConfigDocument(BaseModel):
             first = error.errors()[0]
             where = ".".join(str(part) for part in first["loc"]) or "document"
             raise ConfigError(f"{path}: {where}: {first['msg']}") from error
+
+
+def _expanded(value: Any, path: Path) -> Any:
+    if isinstance(value, str):
+        return _REFERENCE.sub(lambda reference: _variable(reference.group(1), path), value)
+    if isinstance(value, list):
+        return [_expanded(item, path) for item in value]
+    if isinstance(value, dict):
+        return {key: _expanded(item, path) for key, item in value.items()}
+    return value
+
+
+def _variable(name: str, path: Path) -> str:
+    try:
+        return os.environ[name]
+    except KeyError:
+        raise ConfigError(f"{path}: $({name}): this environment variable is not set") from None
