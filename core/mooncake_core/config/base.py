@@ -10,7 +10,6 @@ from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-
 _REFERENCE = re.compile(r"\$\(([A-Za-z_][A-Za-z0-9_]*)\)")
 
 
@@ -27,7 +26,7 @@ class ConfigDocument(BaseModel):
     def load(cls, path: Path) -> Self:
         """Read a JSON document; `$(NAME)` in its strings stands for the environment variable of that name.
 
-        A container's arguments know such references, ConfigMaps do not: paths and Secrets need them there too.
+        A container's arguments know such references, ConfigMaps do not, yet they carry paths too.
 
         Raises:
             ConfigError: the file cannot be read, is not JSON, a field is wrong or a variable is not set.
