@@ -90,15 +90,16 @@ class Ledger(Protocol):
         """The prefill ended: its seconds leave the queue, the request counts as decoding. Idempotent."""
 
     def release(self, reservation_id: str, now_s: float) -> None:
-        """The request ended in whichever way: all it held is free. Idempotent, never blocks, never lost:
-        where the shared state is away it is carried out on its return.
+        """The request ended in whichever way: all it held is free. Idempotent, never blocks, never lost.
+
+        Where the shared state is away it is carried out on its return.
         """
 
     def loads(self, now_s: float) -> Mapping[str, InstanceLoad]:
         """Load by instance, from this process's mirror of the shared state (own changes included at once)."""
 
     async def refresh(self, now_s: float) -> None:
-        """Heartbeat, read the shared state into the mirror, reap incarnations that died. Call every ~50 ms."""
+        """Heartbeat, read the shared state into the mirror, reap incarnations that died. Every ~50 ms."""
 
     async def close(self) -> None:
         """Give back every reservation of this incarnation and leave."""

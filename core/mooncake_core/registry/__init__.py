@@ -9,5 +9,17 @@ from mooncake_core.registry.contract import (
     Role,
     StaleEpochError,
 )
+from mooncake_core.registry.memory import MemoryRegistry
+from mooncake_core.registry.static import StaticRegistry
 
-__all__ = ["EngineKind", "EngineReport", "Instance", "InstanceState", "Registry", "Role", "StaleEpochError"]
+__all__ = [
+    "EngineKind",
+    "EngineReport",
+    "Instance",
+    "InstanceState",
+    "MemoryRegistry",
+    "Registry",
+    "Role",
+    "StaleEpochError",
+    "StaticRegistry",
+]

@@ -36,7 +36,7 @@ class InstanceState(StrEnum):
 
 
 class StaleEpochError(Exception):
-    """The caller speaks for an epoch that a newer registration has replaced; it must register again or end."""
+    """The caller speaks for an epoch that a newer registration has replaced; it registers again or ends."""
 
 
 class Instance(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -49,7 +49,7 @@ class Instance(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     id: str
     role: Role
     url: str
-    """Base URL of its OpenAI server (for a store: of the master's HTTP endpoint), without a trailing slash."""
+    """Base URL of its OpenAI server (for a store: of the master's HTTP endpoint), no trailing slash."""
     epoch: int = 0
     cluster: str = ""
     pool: str = ""
@@ -113,7 +113,7 @@ class Registry(Protocol):
         """Mark an instance draining or ready again; False when it is unknown."""
 
     async def instances(self) -> Sequence[Instance]:
-        """All live instances, by id. Those whose heartbeat is older than the registry's limit are left out."""
+        """All live instances, by id; not those whose heartbeat is older than the registry's limit."""
 
     async def reports(self) -> dict[str, EngineReport]:
         """The last report of each live instance that sent one."""
