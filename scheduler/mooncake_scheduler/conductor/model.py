@@ -5,9 +5,9 @@ All durations are seconds of the shared clock (model seconds where engines are s
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from mooncake_core.ledger import InstanceLoad, RefusalReason
 from mooncake_core.registry import Instance
@@ -63,6 +63,8 @@ class World:
     decode: Sequence[InstanceView]
     cost: CostModels
     slo: Slo = Slo()
+    explain: bool = False
+    """Keep every candidate in the placement (`considered`); costs a few µs a candidate."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,11 +135,28 @@ class Chance(Protocol):
 class Policy(Protocol):
     """A way of placing requests: one class, one method."""
 
-    name: str
+    @property
+    def name(self) -> str:
+        """Its name in manifests and on the command line."""
 
     def place(self, ask: Ask, world: World, chance: Chance) -> Placement:
         """Choose the pair.
 
         Raises:
             NoInstanceError: there is no candidate, or no pair that may work together.
+        """
+
+
+@runtime_checkable
+class ProposingPolicy(Policy, Protocol):
+    """A policy with second thoughts: where its first choice is refused, another pair may be admitted."""
+
+    def propose(self, ask: Ask, world: World, chance: Chance) -> Iterator[Placement]:
+        """Placements, best first; `place` is the first of them.
+
+        The order must not depend on `world.slo`, except that a tighter target may leave some out: then no
+        tighter target ever turns a refusal into an admission.
+
+        Raises:
+            NoInstanceError: as `place`, when the first is asked for.
         """

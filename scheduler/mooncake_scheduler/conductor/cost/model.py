@@ -26,6 +26,20 @@ class CostModel:
     ssd_bytes_per_s: float = inf
     cold: bool = False
     """Nothing was fitted and no profile is known: predictions are no ground for a refusal."""
+    cold_prefill: bool = False
+    """As `cold`, for prefill alone: an instance class may have shown only one of its sides yet."""
+    cold_decode: bool = False
+    """As `cold`, for decode alone."""
+
+    @property
+    def knows_prefill(self) -> bool:
+        """Whether `prefill_s` is a ground for a refusal."""
+        return not (self.cold or self.cold_prefill)
+
+    @property
+    def knows_decode(self) -> bool:
+        """Whether `step_s` is a ground for a refusal."""
+        return not (self.cold or self.cold_decode)
 
     @classmethod
     def from_profile(cls, profile: Profile) -> CostModel:
@@ -73,6 +87,11 @@ class CostModel:
         return tokens * self.kv_bytes_per_token / (self.ssd_bytes_per_s if ssd else self.dram_bytes_per_s)
 
 
+def class_of(instance: Instance) -> str:
+    """The name under which an instance's cost model is kept: its class, its pool where it names none."""
+    return instance.instance_class or instance.pool
+
+
 class CostModels:
     """The cost model of each instance class, with one for classes never seen."""
 
@@ -85,6 +104,10 @@ class CostModels:
     def of(self, instance: Instance) -> CostModel:
         """The model for an instance, by its class (its pool where it names none)."""
         return self._models.get(instance.instance_class or instance.pool, self._default)
+
+    def of_class(self, instance_class: str) -> CostModel:
+        """The model of a class; the default's for one never seen."""
+        return self._models.get(instance_class, self._default)
 
     def replace(self, instance_class: str, model: CostModel) -> None:
         """Put a newly fitted model in place."""

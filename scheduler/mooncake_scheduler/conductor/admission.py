@@ -1,0 +1,195 @@
+"""Admission: whether a placement is allowed, by the load it is predicted to meet (arXiv 2407.00079 §7).
+
+Load is SLO satisfaction: predicted TTFT / target for prefill, predicted TBT / target for decode, and the KV
+memory promised / what fits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import floor, inf
+
+from mooncake_core.config.scheduler import AdmissionMode
+from mooncake_core.ledger import Limits, RefusalReason
+from mooncake_core.ledger.contract import BUCKET_S
+from mooncake_core.registry import Instance
+
+from mooncake_scheduler.conductor.cost import CostModel
+from mooncake_scheduler.conductor.model import Ask, InstanceView, Placement, Refused, World
+from mooncake_scheduler.conductor.prediction import DecodeLoad, decode_at, decode_course, decode_now
+
+
+@dataclass(frozen=True, slots=True)
+class Admission:
+    """The rules: when to look (mode), and how much to leave free for growth (headroom)."""
+
+    mode: AdmissionMode = AdmissionMode.PREDICTIVE
+    headroom: float = 0.95
+    """Share of the TBT target and of HBM that is filled; the rest is room for KV growth."""
+
+    def judge(self, ask: Ask, placement: Placement, world: World, share: float = 1.0) -> Refused | None:
+        """None when the placement is admitted, else why not and when to come back.
+
+        Never refuses where the instance is idle, nor on a prediction whose cost model is cold.
+
+        Args:
+            ask: The request.
+            placement: What a policy chose for it.
+            world: What was known when it chose.
+            share: Part of the limits that this request may fill; under 1 for those refused first.
+        """
+        if self.mode is AdmissionMode.NONE:
+            return None
+        scene = Scene(ask, placement, world, self)
+        return scene.prefill_refusal(share) or scene.decode_refusal(share)
+
+    def limits(self, ask: Ask, placement: Placement, world: World) -> Limits:
+        """What `Ledger.reserve` checks again, so that schedulers deciding at once cannot overrun the targets.
+
+        The ledger compares what is promised now; what will have left by the time of arrival is added to the
+        bounds. An idle instance is given room for this request whatever its size.
+        """
+        if self.mode is AdmissionMode.NONE:
+            return Limits()
+        scene = Scene(ask, placement, world, self)
+        return Limits(scene.queue_limit_s(), scene.batch_limit(), scene.kv_limit_tokens())
+
+
+class Scene:
+    """One placement before the judge: the two instances with their load, cost models and targets."""
+
+    def __init__(self, ask: Ask, placement: Placement, world: World, rules: Admission) -> None:
+        self._ask = ask
+        self._placement = placement
+        self._world = world
+        self._rules = rules
+        self._need_tokens = ask.prompt_tokens + ask.output_tokens
+        self._decode = view_of(placement.decode, world.decode, world.prefill)
+        self._prefill = (
+            self._decode
+            if placement.prefill is None
+            else view_of(placement.prefill, world.prefill, world.decode)
+        )
+        self._model: CostModel = world.cost.of(placement.decode)
+        self._prefill_model: CostModel = world.cost.of(self._prefill.instance)
+
+    # Prefill
+
+    def prefill_refusal(self, share: float) -> Refused | None:
+        """A refusal for a TTFT beyond the target; Retry-After is when enough of the queue has drained."""
+        target_s = self._world.slo.ttft_s
+        ttft_s = self._placement.ttft_s
+        if target_s is None or not self._prefill_model.knows_prefill or ttft_s <= share * target_s:
+            return None
+        if self._prefill_idle():
+            return None
+        # The queue drains a second a second; what is not queue does not wait.
+        wait_s = min(ttft_s - share * target_s, self._placement.queue_s)
+        return self._refused(RefusalReason.TTFT, wait_s, self._placement.tbt_s)
+
+    def _prefill_idle(self) -> bool:
+        load = self._prefill.load
+        return load.queued == 0 and load.queued_s <= 0
+
+    def queue_limit_s(self) -> float:
+        target_s = self._world.slo.ttft_s
+        if target_s is None or not self._prefill_model.knows_prefill:
+            return inf
+        limit_s = target_s - self._placement.transfer_s
+        return max(limit_s, self._placement.prefill_s) if self._prefill_idle() else limit_s
+
+    # Decode
+
+    def decode_refusal(self, share: float) -> Refused | None:
+        """A refusal for decode's TBT or KV memory, as seen by the mode; Retry-After from the buckets."""
+        load = self._seen_load()
+        if load.batch == 0 and load.promised_kv_tokens == 0:
+            return None
+        tbt_s = self._tbt_s(load)
+        if self._over_tbt(load, share):
+            reason = RefusalReason.TBT
+        elif self._over_memory(load, share):
+            reason = RefusalReason.KV_MEMORY
+        else:
+            return None
+        return self._refused(reason, self._decode_wait_s(share), tbt_s)
+
+    def _seen_load(self) -> DecodeLoad:
+        if self._rules.mode is AdmissionMode.EARLY:
+            return decode_now(self._decode.load)
+        now_s = self._world.now_s
+        return decode_at(self._decode.load, now_s, now_s + self._placement.ttft_s)
+
+    def _tbt_s(self, load: DecodeLoad) -> float:
+        return self._model.step_s(load.batch + 1, load.kv_tokens + self._need_tokens)
+
+    def _over_tbt(self, load: DecodeLoad, share: float) -> bool:
+        instance = self._placement.decode
+        if 0 < instance.max_batch <= load.batch:
+            return True
+        target_s = self._world.slo.tbt_s
+        if target_s is None or not self._model.knows_decode:
+            return False
+        return self._tbt_s(load) > share * self._rules.headroom * target_s
+
+    def _over_memory(self, load: DecodeLoad, share: float) -> bool:
+        capacity = self._placement.decode.kv_capacity_tokens
+        return 0 < share * self._rules.headroom * capacity < load.promised_kv_tokens + self._need_tokens
+
+    def _decode_wait_s(self, share: float) -> float:
+        """Seconds until an arrival one TTFT later would find room, as far as the buckets tell."""
+        now_s = self._world.now_s
+        from_s = now_s + self._placement.ttft_s
+        at_s = from_s
+        for at_s, load in decode_course(self._decode.load, now_s, from_s):  # noqa: B007 - the last counts
+            idle = load.batch == 0 and load.promised_kv_tokens == 0
+            if idle or not (self._over_tbt(load, share) or self._over_memory(load, share)):
+                break
+        return at_s - from_s
+
+    def batch_limit(self) -> int:
+        """Requests promised now, and as many more as fit into the predicted load (this one included)."""
+        load = self._seen_load()
+        promised = self._decode.load.batch + self._decode.load.arriving
+        room = float(inf)
+        max_batch = self._placement.decode.max_batch
+        if max_batch:
+            room = max_batch - load.batch
+        target_s = self._world.slo.tbt_s
+        if target_s is not None and self._model.knows_decode:
+            more_s = self._model.t1_s_per_request + self._model.t2_s_per_token * self._need_tokens
+            spare_s = self._rules.headroom * target_s - self._tbt_s(load)
+            if more_s > 0:
+                room = min(room, 1 + floor(spare_s / more_s))
+        if room == inf:
+            return 0
+        return max(1, promised + max(int(room), 1 if load.batch == 0 else 0))
+
+    def kv_limit_tokens(self) -> int:
+        """KV tokens promised now, and as many more as fit when the request arrives."""
+        capacity = self._placement.decode.kv_capacity_tokens
+        if not capacity:
+            return 0
+        promised = self._decode.load.kv_tokens
+        at_arrival = self._seen_load().promised_kv_tokens
+        room = int(self._rules.headroom * capacity) - at_arrival
+        return promised + (max(room, self._need_tokens) if at_arrival == 0 else max(room, 0))
+
+    def _refused(self, reason: RefusalReason, wait_s: float, tbt_s: float) -> Refused:
+        return Refused(
+            reason=reason,
+            ttft_s=self._placement.ttft_s,
+            tbt_s=tbt_s,
+            retry_after_s=max(wait_s, BUCKET_S),
+            placement=self._placement,
+        )
+
+
+def view_of(instance: Instance, *lists: Sequence[InstanceView]) -> InstanceView:
+    """The view of an instance in the world it was chosen from."""
+    for views in lists:
+        for view in views:
+            if view.instance is instance:
+                return view
+    raise LookupError(f"{instance.id} is not in the world that it was chosen from")

@@ -1,0 +1,196 @@
+"""Algorithm 1 refined: the default. The README beside this file says what is refined, and what is not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from heapq import nsmallest
+
+from mooncake_core.registry import Role
+
+from mooncake_scheduler.conductor.model import Ask, Chance, InstanceView, Placement, World
+from mooncake_scheduler.conductor.placement import (
+    DecodeEstimate,
+    PrefillEstimate,
+    compose,
+    decode_partners,
+    estimate_decode,
+    estimate_decode_at,
+    estimate_fetched,
+    estimate_local,
+    exceeds_ratio,
+    no_instance,
+    pick_tied,
+)
+
+FEW = 3
+"""How many decode instances are looked at closely, at the moment of arrival."""
+
+
+class KvCentric:
+    """Least predicted TTFT, fetching only where it wins, with the pair chosen jointly."""
+
+    name = "kv-centric"
+
+    def __init__(
+        self,
+        balancing_threshold: float = 1.5,
+        disaggregation_threshold_tokens: int = 0,
+        tie_window: float = 0.005,
+    ) -> None:
+        """Takes the three numbers of the policy.
+
+        Args:
+            balancing_threshold: Ratio best_len / prefix_len above which a fetch is weighed at all.
+            disaggregation_threshold_tokens: A decode instance prefills a rest of at most so many tokens
+                itself; 0 = never.
+            tie_window: Predicted TTFTs that differ by no more than this share count as equal.
+        """
+        if balancing_threshold < 1:
+            raise ValueError(f"balancing_threshold is a ratio of at least 1, not {balancing_threshold}")
+        if disaggregation_threshold_tokens < 0:
+            raise ValueError("disaggregation_threshold_tokens is a number of tokens, 0 or more")
+        if tie_window < 0:
+            raise ValueError("tie_window is a share, 0 or more")
+        self._threshold = balancing_threshold
+        self._own_prefill_tokens = disaggregation_threshold_tokens
+        self._window = 1 + tie_window
+
+    def place(self, ask: Ask, world: World, chance: Chance) -> Placement:
+        return next(self.propose(ask, world, chance))
+
+    def propose(self, ask: Ask, world: World, chance: Chance) -> Iterator[Placement]:
+        """Placements, best first: a decode instance alone where that wins, then pair after pair.
+
+        After the first pair only those with other partners follow: where the partners are the same, a slower
+        prefill has no better prospect.
+        """
+        estimates = self._prefills(ask, world)
+        best_s = min((each.ttft_s for each in estimates), default=0.0)
+        alone = self._decode_alone(ask, world, best_s) if self._own_prefill_tokens and estimates else None
+        if alone is not None:
+            yield compose(ask, world, alone, alone.view, estimates=[*estimates, alone])
+        left = estimates
+        found = alone is not None
+        while left:
+            choice = self._best_pair(ask, world, left, chance)
+            if choice is None:
+                break
+            prefill, decode, estimate = choice
+            found = True
+            yield compose(ask, world, prefill, decode, estimates=estimates, estimate=estimate)
+            tried = _group(prefill)
+            left = [each for each in left if _group(each) != tried]
+        if not found:
+            raise no_instance(world)
+
+    def _prefills(self, ask: Ask, world: World) -> list[PrefillEstimate]:
+        cost = world.cost
+        threshold = self._threshold
+        estimates = []
+        for view in world.prefill:
+            model = cost.of(view.instance)
+            estimate = estimate_local(ask, view, model)
+            if exceeds_ratio(view, threshold):
+                fetched = estimate_fetched(ask, view, model)
+                if fetched.ttft_s <= estimate.ttft_s:
+                    estimate = fetched
+            estimates.append(estimate)
+        return estimates
+
+    def _best_pair(
+        self, ask: Ask, world: World, estimates: Sequence[PrefillEstimate], chance: Chance
+    ) -> tuple[PrefillEstimate, InstanceView, DecodeEstimate] | None:
+        """The pair of least TTFT; among ties the one whose decode side is better, then by chance.
+
+        Instances of one group share their partners, so the decode side is looked at once a group. A group
+        whose decode side has no room comes after all that have some.
+        """
+        left = estimates
+        without_room: tuple[PrefillEstimate, InstanceView, DecodeEstimate] | None = None
+        while left:
+            limit_s = min(each.ttft_s for each in left) * self._window
+            tied: dict[object, list[PrefillEstimate]] = {}
+            for each in left:
+                if each.ttft_s <= limit_s:
+                    tied.setdefault(_group(each), []).append(each)
+            choices = [
+                (pick_tied(group, chance), *side)
+                for group in tied.values()
+                if (side := self._decode_side(ask, world, group[0], chance)) is not None
+            ]
+            if choices:
+                best = min(choice[2][:2] for choice in choices)
+                choice = pick_tied([each for each in choices if each[2][:2] == best], chance)
+                if not choice[2].overfull:
+                    return choice
+                without_room = without_room or choice
+            left = [each for each in left if _group(each) not in tied]
+        return without_room
+
+    def _decode_side(
+        self, ask: Ask, world: World, prefill: PrefillEstimate, chance: Chance
+    ) -> tuple[InstanceView, DecodeEstimate] | None:
+        """The best partner at the moment of arrival, out of the few that look best now; None without one."""
+        partners = decode_partners(prefill.view, world)
+        if not partners:
+            return None
+        cost = world.cost
+        if len(partners) > FEW:
+            # The chance breaks ties here too: a batch of idle instances must not fill from the left.
+            partners = [
+                view
+                for _, _, _, view in nsmallest(
+                    FEW,
+                    (
+                        (*estimate_decode(ask, view, cost.of(view.instance))[:2], chance.random(), view)
+                        for view in partners
+                    ),
+                    key=_rank,
+                )
+            ]
+        now_s = world.now_s
+        arrival_s = now_s + prefill.ttft_s
+        sides = [
+            (view, estimate_decode_at(ask, view, cost.of(view.instance), now_s, arrival_s))
+            for view in partners
+        ]
+        best = min(side[1][:2] for side in sides)
+        return pick_tied([side for side in sides if side[1][:2] == best], chance)
+
+    def _decode_alone(self, ask: Ask, world: World, pair_ttft_s: float) -> PrefillEstimate | None:
+        """Conditional disaggregation: the decode instance that prefills a short rest at least as fast itself.
+
+        Its batch stalls for that prefill; the stall must stay inside the TBT target.
+        """
+        best: PrefillEstimate | None = None
+        for view in world.decode:
+            if view.instance.role is not Role.DECODE or not view.hbm_tokens:
+                continue
+            if ask.prompt_tokens - view.hbm_tokens > self._own_prefill_tokens:
+                continue
+            model = world.cost.of(view.instance)
+            estimate = estimate_local(ask, view, model)
+            if estimate.ttft_s > pair_ttft_s or (best is not None and estimate.ttft_s >= best.ttft_s):
+                continue
+            decode = estimate_decode(ask, view, model)
+            if decode.overfull or _stalls(decode, estimate, world.slo.tbt_s):
+                continue
+            best = estimate
+        return best
+
+
+def _group(estimate: PrefillEstimate) -> object:
+    """Prefill instances with the same key have the same partners."""
+    instance = estimate.view.instance
+    if instance.role is Role.BOTH:
+        return instance.id
+    return (instance.model, instance.revision, instance.connector, instance.topology_domain)
+
+
+def _rank(candidate: tuple[bool, float, float, InstanceView]) -> tuple[bool, float, float]:
+    return candidate[:3]
+
+
+def _stalls(decode: DecodeEstimate, prefill: PrefillEstimate, tbt_target_s: float | None) -> bool:
+    alone = decode.batch == 1
+    return tbt_target_s is not None and not alone and decode.tbt_s + prefill.prefill_s > tbt_target_s
