@@ -1,0 +1,76 @@
+"""What every model of the API has in common: strict fields, and rules that Python and the API server both keep."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple, cast
+
+from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic.alias_generators import to_camel
+from pydantic_core import PydanticCustomError
+
+GROUP = "mooncake.io"
+VERSION = "v1alpha1"
+API_VERSION = f"{GROUP}/{VERSION}"
+
+
+@dataclass(frozen=True, slots=True)
+class Write:
+    """What to write into a field, shown behind every complaint about it: `Annotated[int, Write("a number, e.g. 2")]`."""
+
+    text: str
+
+
+class Problem(NamedTuple):
+    """One complaint of a rule."""
+
+    at: str
+    """Path relative to the model that complains, in the manifest's spelling; empty = the model itself."""
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """A statement about several fields of one model, kept here and, as CEL, by the API server."""
+
+    holds: Callable[[Any], bool]
+    cel: str
+    """The same statement as `x-kubernetes-validations` knows it."""
+    message: str
+    """What is wrong and what to write instead; the same words on both sides."""
+    at: str = ""
+    """The field to name, relative to the model, in the manifest's spelling."""
+
+
+class ApiModel(BaseModel):
+    """Base of all API types: camelCase in manifests, unknown fields are errors, nothing is converted silently."""
+
+    model_config = ConfigDict(
+        alias_generator=to_camel,
+        populate_by_name=True,
+        extra="forbid",
+        frozen=True,
+        strict=True,
+        use_attribute_docstrings=True,
+    )
+
+    RULES: ClassVar[tuple[Rule, ...]] = ()
+
+    def problems(self) -> Iterator[Problem]:
+        """Complaints that no CEL rule can express; overridden by models that have some."""
+        return iter(())
+
+    @model_validator(mode="after")
+    def _keep_rules(self) -> ApiModel:
+        found = [Problem(rule.at, rule.message) for rule in type(self).RULES if not rule.holds(self)]
+        found += self.problems()
+        if found:
+            text = "; ".join(f"{problem.at}: {problem.message}".removeprefix(": ") for problem in found)
+            # Braces would be taken for a template by pydantic, hence the text as a value.
+            raise PydanticCustomError("rules", "{text}", {"text": text, "problems": found})
+        return self
+
+    def manifest(self) -> dict[str, Any]:
+        """The plain dictionary that a manifest or a request body contains: aliases, without what is not set."""
+        return cast(dict[str, Any], self.model_dump(by_alias=True, exclude_none=True))

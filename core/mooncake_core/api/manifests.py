@@ -1,0 +1,213 @@
+"""Reading manifests: YAML of several documents in, checked objects out, every problem named at once."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from pydantic import ValidationError
+
+from mooncake_core.api.base import API_VERSION, ApiModel
+from mooncake_core.api.cluster import MooncakeCluster
+from mooncake_core.api.complaints import complaints
+from mooncake_core.api.kvcache import MooncakeKVCachePool
+from mooncake_core.api.pools import MooncakeDecodePool, MooncakePrefillPool
+
+Pool: TypeAlias = MooncakePrefillPool | MooncakeDecodePool | MooncakeKVCachePool
+Object: TypeAlias = MooncakeCluster | Pool
+KubernetesObject: TypeAlias = dict[str, Any]
+
+KINDS: Mapping[str, type[Object]] = {
+    "MooncakeCluster": MooncakeCluster,
+    "MooncakePrefillPool": MooncakePrefillPool,
+    "MooncakeDecodePool": MooncakeDecodePool,
+    "MooncakeKVCachePool": MooncakeKVCachePool,
+}
+_CORE_KINDS = ("Secret", "ConfigMap")
+_NO_FILE = "manifest"
+
+
+class ManifestError(Exception):
+    """Manifests that cannot be used; one line a problem: `<file>: <kind>/<name>: <path>: <what, and what to write>`."""
+
+    def __init__(self, problems: list[str]) -> None:
+        """Take the lines."""
+        super().__init__("\n".join(problems))
+        self.problems = problems
+
+
+@dataclass(frozen=True, slots=True)
+class _Document:
+    file: str
+    number: int
+    content: Any
+
+    @property
+    def where(self) -> str:
+        if not isinstance(self.content, dict):
+            return f"{self.file}: document {self.number}"
+        metadata = self.content.get("metadata")
+        name = metadata.get("name") if isinstance(metadata, dict) else None
+        kind = self.content.get("kind")
+        if not isinstance(kind, str) or not isinstance(name, str):
+            return f"{self.file}: document {self.number}"
+        return f"{self.file}: {kind}/{name}"
+
+
+def load_manifests(source: str | Path) -> list[Object | KubernetesObject]:
+    """Read and check all documents of a file, of a folder's `*.yaml` and `*.yml`, or of a YAML text.
+
+    Args:
+        source: a Path, the path of an existing file, or YAML text.
+
+    Returns:
+        The Mooncake objects as models; Secrets and ConfigMaps of core/v1 as the dictionaries they are.
+
+    Raises:
+        ManifestError: something cannot be read or is wrong; every problem found is listed.
+    """
+    problems: list[str] = []
+    objects: list[Object | KubernetesObject] = []
+    for document in _documents(source, problems):
+        read = _object(document, problems)
+        if read is not None:
+            objects.append(read)
+            problems += _clashes(document, objects)
+    if not problems and not objects:
+        problems.append(f"{_label(source)}: no documents; write at least a MooncakeCluster")
+    if problems:
+        raise ManifestError(problems)
+    return objects
+
+
+def parse_object(content: Mapping[str, Any], *, file: str = _NO_FILE) -> Object:
+    """Check one Mooncake object that was read already.
+
+    Raises:
+        ManifestError: as `load_manifests`.
+    """
+    problems: list[str] = []
+    read = _object(_Document(file, 1, dict(content)), problems)
+    if problems or not isinstance(read, ApiModel):
+        raise ManifestError(problems or [f"{file}: {content.get('kind')}: is not a Mooncake kind"])
+    return read
+
+
+def _documents(source: str | Path, problems: list[str]) -> Iterator[_Document]:
+    if isinstance(source, str) and "\n" not in source and not Path(source).exists():
+        if ":" not in source:
+            problems.append(f"{source}: no such file")
+            return
+    elif isinstance(source, Path) or "\n" not in source:
+        yield from _files(Path(source), problems)
+        return
+    yield from _parsed(_NO_FILE, str(source), problems)
+
+
+def _files(path: Path, problems: list[str]) -> Iterator[_Document]:
+    files = (
+        sorted(file for file in path.iterdir() if file.suffix in (".yaml", ".yml"))
+        if path.is_dir()
+        else [path]
+    )
+    for file in files:
+        try:
+            text = file.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            problems.append(f"{file}: {getattr(error, 'strerror', None) or error}")
+            continue
+        yield from _parsed(str(file), text, problems)
+
+
+def _parsed(file: str, text: str, problems: list[str]) -> Iterator[_Document]:
+    # The other users of the models (schedulers, sidecars) read no YAML and do not need the package.
+    import yaml
+
+    from mooncake_core.api.yaml_loader import ManifestLoader
+
+    try:
+        for number, content in enumerate(yaml.load_all(text, ManifestLoader), start=1):
+            if content is not None:
+                yield _Document(file, number, content)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark
+        position = f":{mark.line + 1}:{mark.column + 1}" if mark else ""
+        problems.append(f"{file}{position}: not YAML: {error.problem or error.context}")
+    except yaml.YAMLError as error:
+        problems.append(f"{file}: not YAML: {error}")
+
+
+def _object(document: _Document, problems: list[str]) -> Object | KubernetesObject | None:
+    content = document.content
+    if not isinstance(content, dict):
+        problems.append(f"{document.where}: must be a mapping with apiVersion, kind, metadata and spec")
+        return None
+    kind, api_version = content.get("kind"), content.get("apiVersion")
+    if api_version == "v1" and kind in _CORE_KINDS:
+        return _core_object(document, problems)
+    model = KINDS.get(kind) if isinstance(kind, str) else None
+    if model is None:
+        problems.append(f"{document.where}: kind: {_unknown_kind(kind)}")
+        return None
+    if api_version != API_VERSION:
+        problems.append(
+            f"{document.where}: apiVersion: must be {API_VERSION} (got {api_version or 'nothing'})"
+        )
+        return None
+    try:
+        return model.model_validate(content)
+    except ValidationError as error:
+        lines = complaints(model, error)
+        problems += [f"{document.where}: {f'{at}: ' if at else ''}{message}" for at, message in lines]
+        return None
+
+
+def _core_object(document: _Document, problems: list[str]) -> KubernetesObject | None:
+    content: KubernetesObject = document.content
+    if not isinstance(content.get("metadata"), dict) or not content["metadata"].get("name"):
+        problems.append(f"{document.where}: metadata.name: is required; write the name of the object")
+        return None
+    known = {"apiVersion", "kind", "metadata", "data", "stringData", "binaryData", "type", "immutable"}
+    unknown = sorted(content.keys() - known)
+    problems += [f"{document.where}: {field}: unknown field; remove it" for field in unknown]
+    return None if unknown else content
+
+
+def _unknown_kind(kind: Any) -> str:
+    known = [*KINDS, *_CORE_KINDS]
+    if not kind:
+        return f"is required; write one of {', '.join(known)}"
+    if close := difflib.get_close_matches(str(kind), known, n=1, cutoff=0.6):
+        return f"{kind} is not known; did you mean {close[0]}?"
+    return f"{kind} is not known; write one of {', '.join(known)}"
+
+
+def _clashes(document: _Document, objects: list[Object | KubernetesObject]) -> Iterator[str]:
+    """Names of the newest object that an earlier one already takes."""
+    earlier = {identity for item in objects[:-1] for identity in _identities(item)}
+    for kind, namespace, name in _identities(objects[-1]):
+        if (kind, namespace, name) in earlier:
+            yield f"{document.where}: {kind}/{name} is declared twice in namespace {namespace}; rename one of them"
+
+
+def _identities(item: Object | KubernetesObject) -> Iterator[tuple[str, str, str]]:
+    """(kind, namespace, name) of an object and of the pool objects its inline entries become."""
+    if isinstance(item, dict):
+        metadata = item["metadata"]
+        yield item["kind"], metadata.get("namespace", "default"), metadata["name"]
+        return
+    namespace, name = item.metadata.namespace, item.metadata.name
+    if not isinstance(item, MooncakeCluster):
+        # Pods are called after the pool alone, hence no two pools of one name, whatever their kinds.
+        yield "pool", namespace, name
+        return
+    yield item.kind, namespace, name
+    for _, entry in item.spec.entries():
+        yield "pool", namespace, f"{name}-{entry.name}"
+
+
+def _label(source: str | Path) -> str:
+    return _NO_FILE if isinstance(source, str) and "\n" in source else str(source)

@@ -1,0 +1,124 @@
+"""Prefill and decode pools: as entries of a cluster, and as objects of their own."""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field
+
+from mooncake_core.api.base import ApiModel, Rule, Write
+from mooncake_core.api.metadata import ClusterReference, ObjectMeta
+from mooncake_core.api.network import HugepagesSpec
+from mooncake_core.api.pods import Drain, InstanceSpec, PodTemplate, Resources, Scheduling
+from mooncake_core.api.scalars import Name, Replicas
+from mooncake_core.api.status import PoolStatus
+from mooncake_core.api.support import not_yet, not_yet_value
+
+EntryName = Annotated[Name, Write("a name of its own, small letters, digits and '-', e.g. prefill")]
+
+
+class Autoscaling(ApiModel):
+    """Who decides how many instances there are."""
+
+    mode: Literal["None", "External", "SLO"] = "None"
+    min_replicas: Replicas | None = None
+    max_replicas: Replicas | None = None
+
+    RULES: ClassVar[tuple[Rule, ...]] = (
+        not_yet_value(
+            "mode",
+            lambda a: a.mode == "None",
+            "self.mode == 'None'",
+            "autoscaling",
+            "write None, or leave autoscaling out, and set replicas",
+        ),
+        not_yet("minReplicas", "min_replicas", "leave it out"),
+        not_yet("maxReplicas", "max_replicas", "leave it out"),
+        Rule(
+            lambda a: a.min_replicas is None or a.max_replicas is None or a.min_replicas <= a.max_replicas,
+            "!has(self.minReplicas) || !has(self.maxReplicas) || self.minReplicas <= self.maxReplicas",
+            "must be <= maxReplicas",
+            at="minReplicas",
+        ),
+    )
+
+
+class EnginePool(ApiModel):
+    """Instances of one role: what entries and pool objects have in common."""
+
+    replicas: Replicas = 1
+    """Instances; not part of the revision."""
+    instance: InstanceSpec = Field(default_factory=InstanceSpec)
+    resources: Resources = Field(default_factory=Resources)
+    hugepages: HugepagesSpec | None = None
+    autoscaling: Autoscaling | None = None
+    drain: Drain = Field(default_factory=Drain)
+    scheduling: Scheduling = Field(default_factory=Scheduling)
+    pod_template: PodTemplate | None = None
+
+    RULES: ClassVar[tuple[Rule, ...]] = (
+        not_yet("hugepages", "hugepages", "leave it out"),
+        Rule(
+            lambda p: (
+                p.resources.gpu is None
+                or p.instance.size * p.resources.gpu.count == p.instance.parallelism.devices
+            ),
+            "!has(self.resources.gpu) || self.instance.size * self.resources.gpu.count == "
+            "self.instance.parallelism.tensor * self.instance.parallelism.pipeline"
+            " * self.instance.parallelism.data",
+            "instance.size × resources.gpu.count must equal tensor × pipeline × data of instance.parallelism;"
+            " write e.g. size 1, gpu.count 8 and tensor 8",
+            at="instance",
+        ),
+    )
+
+    @property
+    def gpus(self) -> int:
+        """GPUs that all instances take together."""
+        gpu = self.resources.gpu
+        return 0 if gpu is None else self.replicas * self.instance.size * gpu.count
+
+
+class EnginePoolEntry(EnginePool):
+    """A pool written inside a cluster; the pool object is called `<cluster>-<name>`."""
+
+    name: EntryName
+
+
+class EnginePoolSpec(EnginePool):
+    """A pool as an object of its own."""
+
+    cluster_ref: ClusterReference
+    declared_replicas: Replicas | None = None
+    """The inline number as last seen by the operator; left out in pools written on their own."""
+
+    RULES: ClassVar[tuple[Rule, ...]] = (
+        *EnginePool.RULES,
+        # A transition rule: `oldSelf` exists for the API server only.
+        Rule(
+            lambda _: True,
+            "self.clusterRef == oldSelf.clusterRef",
+            "cannot be changed; make a new pool",
+            at="clusterRef",
+        ),
+    )
+
+
+class MooncakePrefillPool(ApiModel):
+    """Instances that compute prompts."""
+
+    api_version: Literal["mooncake.io/v1alpha1"] = "mooncake.io/v1alpha1"
+    kind: Literal["MooncakePrefillPool"] = "MooncakePrefillPool"
+    metadata: ObjectMeta
+    spec: EnginePoolSpec
+    status: PoolStatus | None = None
+
+
+class MooncakeDecodePool(ApiModel):
+    """Instances that produce tokens."""
+
+    api_version: Literal["mooncake.io/v1alpha1"] = "mooncake.io/v1alpha1"
+    kind: Literal["MooncakeDecodePool"] = "MooncakeDecodePool"
+    metadata: ObjectMeta
+    spec: EnginePoolSpec
+    status: PoolStatus | None = None

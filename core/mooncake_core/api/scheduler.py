@@ -1,0 +1,109 @@
+"""The scheduler of a cluster: how requests are routed and admitted, and what schedulers share."""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field
+
+from mooncake_core.api.base import ApiModel, Rule, Write
+from mooncake_core.api.metadata import Reference
+from mooncake_core.api.scalars import ObjectName, Ratio
+from mooncake_core.api.support import PEER_POLICIES, not_yet_value
+
+
+class ManagedRedis(ApiModel):
+    """A Redis that the operator runs; it needs no disk, engines' sidecars refill it."""
+
+
+class RedisSpec(ApiModel):
+    """Where schedulers share the prefix index, the ledger and the registry."""
+
+    managed: ManagedRedis | None = None
+    secret_ref: Reference | None = None
+    """A Secret whose key `url` is redis://[:password@]host:port/db."""
+
+    RULES: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            lambda r: (r.managed is None) != (r.secret_ref is None),
+            "has(self.managed) != has(self.secretRef)",
+            "needs either managed or secretRef; write managed: {}, or secretRef: {name: redis}",
+        ),
+    )
+
+
+class Routing(ApiModel):
+    """How an instance is chosen."""
+
+    policy: Literal[
+        "kv-centric",
+        "algorithm-1",
+        "cache-aware",
+        "load-balance",
+        "random",
+        "round-robin",
+        "dynamo",
+        "vllm-kv-aware",
+        "sglang-cache-aware",
+        "llm-d-weighted",
+    ] = "kv-centric"
+    balancing_threshold: Annotated[Ratio, Write('a number of at least 1 as text, e.g. "1.5"')] = "1.5"
+    """Algorithm 1: from which ratio of best to local prefix length on a prefix is fetched."""
+
+    RULES: ClassVar[tuple[Rule, ...]] = (
+        not_yet_value(
+            "policy",
+            lambda r: r.policy not in PEER_POLICIES,
+            f"!(self.policy in [{', '.join(repr(policy) for policy in PEER_POLICIES)}])",
+            "a peer's policy",
+            "write kv-centric",
+        ),
+        Rule(
+            lambda r: float(r.balancing_threshold) >= 1,
+            "double(self.balancingThreshold) >= 1.0",
+            'must be at least 1; write e.g. "1.5"',
+            at="balancingThreshold",
+        ),
+    )
+
+
+class Admission(ApiModel):
+    """How overload is refused."""
+
+    mode: Literal["none", "early", "predictive"] = "predictive"
+    priority_floor: Annotated[int, Field(ge=-1000, le=1000), Write("a whole number, e.g. 0")] = 0
+    """Requests below this priority are refused first."""
+
+
+class SecretKeyReference(ApiModel):
+    """A key of a Secret of the same namespace."""
+
+    name: ObjectName
+    key: ObjectName = "keys.json"
+
+
+class Auth(ApiModel):
+    """Who may ask."""
+
+    api_key_secret_ref: SecretKeyReference | None = None
+    """JSON object of key name → key; the name is the tenant."""
+
+
+class SchedulerSpec(ApiModel):
+    """The Conductor's processes."""
+
+    replicas: Annotated[int, Field(ge=1, le=16), Write("a number of schedulers, e.g. 2")] = 1
+    redis: RedisSpec | None = None
+    """Left out: index and ledger live in the one scheduler's memory."""
+    routing: Routing = Field(default_factory=Routing)
+    admission: Admission = Field(default_factory=Admission)
+    auth: Auth = Field(default_factory=Auth)
+
+    RULES: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            lambda s: s.redis is not None or s.replicas == 1,
+            "has(self.redis) || self.replicas == 1",
+            "several schedulers need to share a Redis; write redis: {managed: {}}, or replicas: 1",
+            at="replicas",
+        ),
+    )
