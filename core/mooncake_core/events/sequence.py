@@ -84,6 +84,7 @@ class SequenceTracker:
         self._replaying = False
         self._confirmed = True
         self._last_at_request = NOTHING
+        self._gap_at_request = False
         self._live_high = NOTHING
         self._held: dict[int, bytes] = {}
         # Fingerprints of replayed messages that the live stream has not passed yet, in order: it may still
@@ -174,8 +175,9 @@ class SequenceTracker:
         effects = list(self._drain())
         if not self._held:
             return effects
-        if advanced or effects:
+        if advanced or effects or not self._gap_at_request:
             return [*effects, self._ask()]
+        # The engine knew what was wanted and had none of it.
         return self._skip_to_held(ResyncReason.BUFFER_LOST)
 
     def replay_failed(self, attempt: int) -> list[Effect]:
@@ -191,6 +193,7 @@ class SequenceTracker:
         self._replaying = True
         self._confirmed = self._last == NOTHING
         self._last_at_request = self._last
+        self._gap_at_request = bool(self._held)
         return AskReplay(max(self._last, 0), self._attempt)
 
     def _apply(self, sequence: int, payload: bytes) -> Apply:
