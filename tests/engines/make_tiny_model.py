@@ -48,8 +48,8 @@ def main(folder: Path) -> None:
     torch.manual_seed(0)
     config = LlamaConfig(
         vocab_size=512, hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=2,
-        num_key_value_heads=2, max_position_embeddings=4096, eos_token_id=1, pad_token_id=0, bos_token_id=None,
-        torch_dtype="float32",
+        num_key_value_heads=2, max_position_embeddings=4096, eos_token_id=1, pad_token_id=0,
+        bos_token_id=None, torch_dtype="float32",
     )  # fmt: skip
     LlamaForCausalLM(config).save_pretrained(folder)
     (folder / "generation_config.json").unlink(missing_ok=True)
