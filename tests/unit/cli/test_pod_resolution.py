@@ -1,0 +1,176 @@
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mooncake_testing.pods import pod
+from mooncakectl.local import Folders, LocalRuntimeError, PodUnsupportedError, World
+from mooncakectl.local.containers import ContainerKind, PodSpec, RestartPolicy
+from mooncakectl.local.ports import BLOCK_PORTS, PortBlocks, first_free_port
+from mooncakectl.local.programs import Programs, find_redis_server
+from mooncakectl.local.runtime import resolve_pods
+
+FOLDERS = Folders("c", Path("/state"), Path("/run/r"))
+
+
+def resolve(manifest: dict[str, Any], *others: dict[str, Any]) -> PodSpec:
+    return resolve_pods(World.of([manifest, *others]), FOLDERS, Programs(Path("/usr/bin/redis-server")))[0]
+
+
+def container(**fields: Any) -> dict[str, Any]:
+    return {"name": "main", "command": ["python", "-m", "x"], **fields}
+
+
+def test_env_is_expanded_in_order_and_mount_paths_become_folders() -> None:
+    env = [
+        {"name": "MOONCAKE_RUN_DIR", "value": "/var/run/mooncake"},
+        {"name": "EVENTS", "value": "ipc://$(MOONCAKE_RUN_DIR)/events.sock"},
+        {"name": "LATER", "value": "$(AFTER)"},
+        {"name": "AFTER", "value": "x"},
+        {"name": "COST", "value": "$$(AFTER)"},
+        {"name": "POD", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}},
+        {"name": "APP", "valueFrom": {"fieldRef": {"fieldPath": "metadata.labels['app']"}}},
+        {"name": "VLLM_HOST_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
+    ]
+    spec = resolve(
+        pod(
+            "p-0",
+            container(
+                args=["--name", "$(POD)", '--events={"endpoint": "$(EVENTS)"}', "--dir=/var/run/mooncake"],
+                env=env,
+                volumeMounts=[{"name": "run", "mountPath": "/var/run/mooncake"}],
+            ),
+            volumes=[{"name": "run", "emptyDir": {"medium": "Memory"}}],
+        )
+    )
+    main = spec.containers[0]
+    folder = "/run/r/p-0/run"
+    assert main.argv == (
+        *(sys.executable, "-m", "x", "--name", "p-0"),
+        *(f'--events={{"endpoint": "ipc://{folder}/events.sock"}}', f"--dir={folder}"),
+    )
+    assert main.env["EVENTS"] == f"ipc://{folder}/events.sock"
+    assert main.env["LATER"] == "$(AFTER)"
+    assert main.env["COST"] == "$(AFTER)"
+    assert (main.env["POD"], main.env["APP"], main.env["VLLM_HOST_IP"]) == ("p-0", "p-0", "127.0.0.1")
+
+
+def test_env_comes_from_secrets_and_config_maps() -> None:
+    others = [
+        {"kind": "Secret", "metadata": {"name": "s"}, "stringData": {"token": "t"}},
+        {"kind": "ConfigMap", "metadata": {"name": "m"}, "data": {"level": "debug"}},
+    ]
+    env = [
+        {"name": "TOKEN", "valueFrom": {"secretKeyRef": {"name": "s", "key": "token"}}},
+        {"name": "NONE", "valueFrom": {"secretKeyRef": {"name": "absent", "key": "k", "optional": True}}},
+    ]
+    sources = [{"prefix": "LOG_", "configMapRef": {"name": "m"}}]
+    main = resolve(pod("p", container(env=env, envFrom=sources)), *others).containers[0]
+    assert dict(main.env) == {"LOG_level": "debug", "TOKEN": "t"}
+
+
+@pytest.mark.parametrize(
+    ("fields", "spec", "message"),
+    [
+        ({"command": []}, {}, r"Pod p: container main: no command"),
+        ({"command": [], "args": ["x"]}, {}, r"args without command"),
+        ({"volumeMounts": [{"name": "v", "mountPath": "/v"}]}, {}, r"volumeMounts\[v\]: the Pod has no such"),
+        ({"lifecycle": {"postStart": {}}}, {}, r"lifecycle.postStart"),
+        (
+            {"env": [{"name": "A", "valueFrom": {"resourceFieldRef": {"resource": "limits.cpu"}}}]},
+            {},
+            r"env A: resourceFieldRef is known only to a node",
+        ),
+        (
+            {"env": [{"name": "A", "valueFrom": {"fieldRef": {"fieldPath": "status.phase"}}}]},
+            {},
+            r"env A: fieldPath 'status.phase': one of metadata.name",
+        ),
+        (
+            {},
+            {"volumes": [{"name": "v", "secret": {"secretName": "keys"}}]},
+            r"no Secret 'keys'.*--secrets DIR",
+        ),
+        ({}, {"volumes": [{"name": "v", "nfs": {}}]}, r"spec.volumes\[v\]: nfs needs a cluster"),
+    ],
+)
+def test_what_cannot_run_here_is_named_with_its_place(
+    fields: dict[str, Any], spec: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(PodUnsupportedError, match=message):
+        resolve(pod("p", container(**fields), **spec))
+
+
+def test_kinds_of_containers_and_their_restart_policies() -> None:
+    spec = resolve(
+        pod(
+            "p",
+            container(),
+            initContainers=[
+                container(name="once"),
+                container(name="beside", restartPolicy="Always"),
+            ],
+        )
+    )
+    kinds = {c.name: (c.kind, c.restart) for c in spec.containers}
+    assert kinds == {
+        "once": (ContainerKind.INIT, RestartPolicy.ON_FAILURE),
+        "beside": (ContainerKind.SIDECAR, RestartPolicy.ALWAYS),
+        "main": (ContainerKind.MAIN, RestartPolicy.ALWAYS),
+    }
+
+
+def test_a_redis_container_needs_no_command_and_gets_a_real_server() -> None:
+    redis = {"name": "redis", "image": "redis:7", "args": ["--port", "7000"]}
+    assert resolve(pod("redis-0", redis)).containers[0].argv == ("/usr/bin/redis-server", "--port", "7000")
+    assert find_redis_server().exists()
+
+
+def test_secrets_can_be_given_as_a_folder(tmp_path: Path) -> None:
+    (tmp_path / "keys").mkdir()
+    (tmp_path / "keys" / "keys.json").write_text("{}")
+    (tmp_path / "redis.yaml").write_text("kind: Secret\nmetadata: {name: redis}\nstringData: {url: r}\n")
+    world = World.of([{"kind": "Secret", "metadata": {"name": "redis"}, "data": {}}], secrets_dir=tmp_path)
+    assert world.secrets == {"keys": {"keys.json": b"{}"}, "redis": {"url": b"r"}}
+    with pytest.raises(LocalRuntimeError, match=r"data.k is not base64; stringData"):
+        World.of([{"kind": "Secret", "metadata": {"name": "s"}, "data": {"k": "no base64!"}}])
+    with pytest.raises(LocalRuntimeError, match=r"--secrets .*No such file"):
+        World.of([], secrets_dir=tmp_path / "absent")
+
+
+def test_pods_keep_their_ports_and_never_share_them() -> None:
+    names = [f"kimi-prefill-p-{n}" for n in range(200)]
+    blocks, again = (PortBlocks("kimi", is_free=lambda port: True) for _ in range(2))
+    bases = [blocks.base(name) for name in names]
+    assert bases == [blocks.base(name) for name in names]
+    assert bases == [again.base(name) for name in names]
+    assert len(set(bases)) == len(bases)
+    assert all(base % BLOCK_PORTS == 0 and 20_000 <= base < 32_768 for base in bases)
+
+
+def test_a_block_with_a_taken_port_is_passed_over() -> None:
+    usual = PortBlocks("kimi", is_free=lambda port: True).base("a")
+    assert PortBlocks("kimi", is_free=lambda port: port != usual + 7).base("a") != usual
+    with pytest.raises(LocalRuntimeError, match="no 10 free ports in a row"):
+        PortBlocks("kimi", is_free=lambda port: port % 10 != 3).base("a")
+
+
+def test_the_serving_port_is_the_wanted_one_or_the_next_free() -> None:
+    assert first_free_port(8000, is_free=lambda port: True) == 8000
+    assert first_free_port(8000, is_free=lambda port: port > 8002) == 8003
+    with pytest.raises(LocalRuntimeError, match="--port"):
+        first_free_port(8000, is_free=lambda port: False)
+
+
+def test_sockets_in_a_pods_folder_stay_under_the_limit_of_the_kernel() -> None:
+    environ = {"XDG_STATE_HOME": "/home/someone/with/a/long/name/.local/state"}
+    folders = Folders.of("a-cluster-with-a-name-of-forty-characters", environ)
+    socket = (
+        folders.pod("a-cluster-with-a-name-of-forty-characters-prefill-p-12") / "events" / "kv-events.sock"
+    )
+    assert len(str(socket)) < 100
+    other = Folders.of("another", environ)
+    assert folders.run != other.run
+    assert folders.log("p", "c").is_relative_to(folders.state)
