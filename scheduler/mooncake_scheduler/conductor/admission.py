@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from math import floor, inf
 
 from mooncake_core.config.scheduler import AdmissionMode
-from mooncake_core.ledger import Limits, RefusalReason
+from mooncake_core.ledger import InstanceLoad, Limits, RefusalReason
 from mooncake_core.ledger.contract import BUCKET_S
 from mooncake_core.registry import Instance
 
@@ -59,20 +59,17 @@ class Admission:
 class Scene:
     """One placement before the judge: the two instances with their load, cost models and targets."""
 
+    __slots__ = ("_ask", "_headroom", "_instance", "_model", "_need_tokens", "_placement", "_rules", "_world")
+
     def __init__(self, ask: Ask, placement: Placement, world: World, rules: Admission) -> None:
         self._ask = ask
         self._placement = placement
         self._world = world
         self._rules = rules
+        self._headroom = rules.headroom
         self._need_tokens = ask.prompt_tokens + ask.output_tokens
-        self._decode = view_of(placement.decode, world.decode, world.prefill)
-        self._prefill = (
-            self._decode
-            if placement.prefill is None
-            else view_of(placement.prefill, world.prefill, world.decode)
-        )
+        self._instance = placement.decode
         self._model: CostModel = world.cost.of(placement.decode)
-        self._prefill_model: CostModel = world.cost.of(self._prefill.instance)
 
     # Prefill
 
@@ -80,101 +77,113 @@ class Scene:
         """A refusal for a TTFT beyond the target; Retry-After is when enough of the queue has drained."""
         target_s = self._world.slo.ttft_s
         ttft_s = self._placement.ttft_s
-        if target_s is None or not self._prefill_model.knows_prefill or ttft_s <= share * target_s:
+        if (
+            target_s is None
+            or ttft_s <= share * target_s
+            or not self._knows_prefill()
+            or self._prefill_idle()
+        ):
             return None
-        if self._prefill_idle():
-            return None
-        # The queue drains a second a second; what is not queue does not wait.
+        # The queue drains a second a second; the rest of the TTFT does not wait.
         wait_s = min(ttft_s - share * target_s, self._placement.queue_s)
         return self._refused(RefusalReason.TTFT, wait_s, self._placement.tbt_s)
 
-    def _prefill_idle(self) -> bool:
-        load = self._prefill.load
-        return load.queued == 0 and load.queued_s <= 0
-
     def queue_limit_s(self) -> float:
+        """`Limits.queued_s`: what the TTFT target leaves after the transfer."""
         target_s = self._world.slo.ttft_s
-        if target_s is None or not self._prefill_model.knows_prefill:
+        if target_s is None or not self._knows_prefill():
             return inf
         limit_s = target_s - self._placement.transfer_s
         return max(limit_s, self._placement.prefill_s) if self._prefill_idle() else limit_s
+
+    def _knows_prefill(self) -> bool:
+        return self._world.cost.of(self._placement.prefill or self._instance).knows_prefill
+
+    def _prefill_idle(self) -> bool:
+        world = self._world
+        if self._placement.prefill is None:
+            load = self._decode_load()
+        else:
+            load = view_of(self._placement.prefill, world.prefill).load
+        return load.queued == 0 and load.queued_s <= 0
 
     # Decode
 
     def decode_refusal(self, share: float) -> Refused | None:
         """A refusal for decode's TBT or KV memory, as seen by the mode; Retry-After from the buckets."""
         load = self._seen_load()
-        if load.batch == 0 and load.promised_kv_tokens == 0:
+        reason = self._decode_reason(load, share)
+        if reason is None:
             return None
-        tbt_s = self._tbt_s(load)
-        if self._over_tbt(load, share):
-            reason = RefusalReason.TBT
-        elif self._over_memory(load, share):
-            reason = RefusalReason.KV_MEMORY
-        else:
+        return self._refused(reason, self._decode_wait_s(share), self._tbt_s(load))
+
+    def _decode_reason(self, load: DecodeLoad, share: float) -> RefusalReason | None:
+        batch, _, promised_kv_tokens = load
+        if batch == 0 and promised_kv_tokens == 0:
             return None
-        return self._refused(reason, self._decode_wait_s(share), tbt_s)
+        instance = self._instance
+        target_s = self._world.slo.tbt_s
+        if 0 < instance.max_batch <= batch or (
+            target_s is not None
+            and self._tbt_s(load) > share * self._headroom * target_s
+            and self._model.knows_decode
+        ):
+            return RefusalReason.TBT
+        capacity = instance.kv_capacity_tokens
+        if 0 < share * self._headroom * capacity < promised_kv_tokens + self._need_tokens:
+            return RefusalReason.KV_MEMORY
+        return None
+
+    def _decode_load(self) -> InstanceLoad:
+        return view_of(self._instance, self._world.decode, self._world.prefill).load
 
     def _seen_load(self) -> DecodeLoad:
         if self._rules.mode is AdmissionMode.EARLY:
-            return decode_now(self._decode.load)
+            return decode_now(self._decode_load())
+        if self._placement.arrival is not None:
+            return self._placement.arrival
         now_s = self._world.now_s
-        return decode_at(self._decode.load, now_s, now_s + self._placement.ttft_s)
+        return decode_at(self._decode_load(), now_s, now_s + self._placement.ttft_s)
 
     def _tbt_s(self, load: DecodeLoad) -> float:
-        return self._model.step_s(load.batch + 1, load.kv_tokens + self._need_tokens)
-
-    def _over_tbt(self, load: DecodeLoad, share: float) -> bool:
-        instance = self._placement.decode
-        if 0 < instance.max_batch <= load.batch:
-            return True
-        target_s = self._world.slo.tbt_s
-        if target_s is None or not self._model.knows_decode:
-            return False
-        return self._tbt_s(load) > share * self._rules.headroom * target_s
-
-    def _over_memory(self, load: DecodeLoad, share: float) -> bool:
-        capacity = self._placement.decode.kv_capacity_tokens
-        return 0 < share * self._rules.headroom * capacity < load.promised_kv_tokens + self._need_tokens
+        return self._model.step_s(load[0] + 1, load[1] + self._need_tokens)
 
     def _decode_wait_s(self, share: float) -> float:
         """Seconds until an arrival one TTFT later would find room, as far as the buckets tell."""
         now_s = self._world.now_s
         from_s = now_s + self._placement.ttft_s
         at_s = from_s
-        for at_s, load in decode_course(self._decode.load, now_s, from_s):  # noqa: B007 - the last counts
-            idle = load.batch == 0 and load.promised_kv_tokens == 0
-            if idle or not (self._over_tbt(load, share) or self._over_memory(load, share)):
+        for at_s, load in decode_course(self._decode_load(), now_s, from_s):  # noqa: B007 - the last counts
+            if self._decode_reason(load, share) is None:
                 break
         return at_s - from_s
 
     def batch_limit(self) -> int:
-        """Requests promised now, and as many more as fit into the predicted load (this one included)."""
+        """`Limits.batch`: promised now, and as many more as fit into the predicted load."""
         load = self._seen_load()
-        promised = self._decode.load.batch + self._decode.load.arriving
-        room = float(inf)
-        max_batch = self._placement.decode.max_batch
-        if max_batch:
-            room = max_batch - load.batch
+        room = inf
+        if self._instance.max_batch:
+            room = self._instance.max_batch - load.batch
         target_s = self._world.slo.tbt_s
         if target_s is not None and self._model.knows_decode:
             more_s = self._model.t1_s_per_request + self._model.t2_s_per_token * self._need_tokens
-            spare_s = self._rules.headroom * target_s - self._tbt_s(load)
             if more_s > 0:
-                room = min(room, 1 + floor(spare_s / more_s))
+                room = min(room, 1 + (self._headroom * target_s - self._tbt_s(load)) / more_s)
         if room == inf:
             return 0
-        return max(1, promised + max(int(room), 1 if load.batch == 0 else 0))
+        now = self._decode_load()
+        return max(1, now.batch + now.arriving + max(floor(room), 1 if load.batch == 0 else 0))
 
     def kv_limit_tokens(self) -> int:
-        """KV tokens promised now, and as many more as fit when the request arrives."""
-        capacity = self._placement.decode.kv_capacity_tokens
+        """`Limits.kv_tokens`: promised now, and as many more as fit when the request arrives."""
+        capacity = self._instance.kv_capacity_tokens
         if not capacity:
             return 0
-        promised = self._decode.load.kv_tokens
         at_arrival = self._seen_load().promised_kv_tokens
-        room = int(self._rules.headroom * capacity) - at_arrival
-        return promised + (max(room, self._need_tokens) if at_arrival == 0 else max(room, 0))
+        room = max(0, int(self._headroom * capacity) - at_arrival)
+        if at_arrival == 0:
+            room = max(room, self._need_tokens)
+        return self._decode_load().kv_tokens + room
 
     def _refused(self, reason: RefusalReason, wait_s: float, tbt_s: float) -> Refused:
         return Refused(

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
-from mooncake_core.ledger import Limits, Reservation
+from mooncake_core.ledger import Limits, RefusalReason, Reservation
 
 from mooncake_scheduler.conductor.admission import Admission
-from mooncake_scheduler.conductor.cost import CostModels
+from mooncake_scheduler.conductor.cost import CostFitting, CostModels
+from mooncake_scheduler.conductor.fairness import FairShare, priority_share, tenant_share
 from mooncake_scheduler.conductor.model import (
     Ask,
     Chance,
@@ -17,6 +19,7 @@ from mooncake_scheduler.conductor.model import (
     Refused,
     World,
 )
+from mooncake_scheduler.conductor.output import OutputPrediction
 
 
 class Conductor:
@@ -33,6 +36,10 @@ class Conductor:
         admission: Admission,
         costs: CostModels,
         chance: Chance,
+        *,
+        priority_floor: int = 0,
+        weights: Mapping[str, float] | None = None,
+        default_output_tokens: int = 256,
     ) -> None:
         """Puts the parts together.
 
@@ -41,10 +48,17 @@ class Conductor:
             admission: Decides whether the pair may be used.
             costs: The cost models; put them into every `World`. Observations refine them in place.
             chance: Breaks ties (`random.Random(seed)`).
+            priority_floor: Requests of a lower priority are refused first.
+            weights: What each tenant is entitled to, relative to the others; 1 where none is given.
+            default_output_tokens: Answer length that is assumed before anything was learned.
         """
         self.policy = policy
         self.admission = admission
         self.costs = costs
+        self.fair_share = FairShare(weights)
+        self.output = OutputPrediction(default_output_tokens)
+        self._fitting = CostFitting(costs)
+        self._priority_floor = priority_floor
         self._chance = chance
         self._propose = policy.propose if isinstance(policy, ProposingPolicy) else None
 
@@ -55,13 +69,24 @@ class Conductor:
             NoInstanceError: nothing can serve it now.
         """
         first: Refused | None = None
+        share = priority_share(ask.priority, self._priority_floor)
         for placement in self._proposals(ask, world):
-            refused = self.admission.judge(ask, placement, world)
+            refused = self.admission.judge(ask, placement, world, share) or self._over_share(
+                ask, placement, world, share
+            )
             if refused is None:
                 return placement
             first = first or refused
         assert first is not None, "a policy proposes at least one placement"
         return first
+
+    def _over_share(self, ask: Ask, placement: Placement, world: World, share: float) -> Refused | None:
+        """A refusal near the limit of a tenant that had more than its share, so that others still fit."""
+        excess = self.fair_share.excess(ask.tenant, world.now_s)
+        if excess == 0:
+            return None
+        refused = self.admission.judge(ask, placement, world, share * tenant_share(excess))
+        return None if refused is None else replace(refused, reason=RefusalReason.TENANT_QUOTA)
 
     def limits(self, ask: Ask, placement: Placement, world: World) -> Limits:
         """The bounds with which `Ledger.reserve` checks the placement again, over all schedulers."""
@@ -80,6 +105,35 @@ class Conductor:
             decode_end_s=prefill_end_s + ask.output_tokens * placement.tbt_s,
             tenant=ask.tenant,
         )
+
+    def expected_output_tokens(self, tenant: str, prompt_tokens: int, max_tokens: int | None = None) -> int:
+        """What to put into `Ask.output_tokens`: learned, and never above the client's `max_tokens`."""
+        return self.output.predict(tenant, prompt_tokens, max_tokens)
+
+    def observe_admitted(self, ask: Ask, now_s: float) -> None:
+        """A request was reserved: its tokens count towards its tenant's share."""
+        self.fair_share.charge(ask.tenant, ask.prompt_tokens + ask.output_tokens, now_s)
+
+    def observe_prefill(self, instance_class: str, tokens: int, cached: int, seconds: float) -> None:
+        """A prefill took so long to compute; waiting and transfer left out.
+
+        Args:
+            instance_class: `conductor.cost.class_of(instance)`.
+            tokens: Length of the prompt.
+            cached: Tokens that the engine did not compute.
+            seconds: Seconds of the shared clock (model seconds).
+        """
+        self._fitting.observe_prefill(instance_class, tokens, cached, seconds)
+
+    def observe_step(self, instance_class: str, batch: int, kv_tokens: int, seconds: float) -> None:
+        """A decode step (the time between two tokens) took so long with this batch and its KV tokens."""
+        self._fitting.observe_step(instance_class, batch, kv_tokens, seconds)
+
+    def observe_output(
+        self, tenant: str, prompt_tokens: int, output_tokens: int, *, max_tokens: int | None = None
+    ) -> None:
+        """An answer came to its own end with so many tokens."""
+        self.output.observe(tenant, prompt_tokens, output_tokens, max_tokens=max_tokens)
 
     def _proposals(self, ask: Ask, world: World) -> Iterator[Placement]:
         if self._propose is not None:

@@ -13,6 +13,7 @@ from mooncake_core.ledger import InstanceLoad, RefusalReason
 from mooncake_core.registry import Instance
 
 from mooncake_scheduler.conductor.cost import CostModels
+from mooncake_scheduler.conductor.prediction import DecodeLoad
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +107,9 @@ class Placement:
     prefill_s: float
     ttft_s: float
     tbt_s: float
+    """Predicted for the moment of arrival at decode (now + TTFT), this request in the batch."""
+    arrival: DecodeLoad | None = None
+    """What the decode instance is predicted to carry at that moment, without this request."""
     considered: Sequence[Considered] = field(default=())
     considered_decode: Sequence[ConsideredDecode] = field(default=())
 

@@ -21,9 +21,11 @@ from mooncake_scheduler.conductor.model import (
     Placement,
     World,
 )
-from mooncake_scheduler.conductor.prediction import decode_at
+from mooncake_scheduler.conductor.prediction import DecodeLoad, decode_at
 
 T = TypeVar("T")
+
+_BOTH = Role.BOTH  # an enum's member is looked up slowly, and this is asked for every candidate
 
 
 class PrefillEstimate(NamedTuple):
@@ -48,9 +50,8 @@ class DecodeEstimate(NamedTuple):
     overfull: bool
     """Its batch or its KV memory has no room for the request."""
     tbt_s: float
-    batch: int
-    kv_tokens: int
-    """Of the batch, this request with its whole output included."""
+    load: DecodeLoad
+    """What it carries, without this request."""
 
 
 def estimate_local(ask: Ask, view: InstanceView, model: CostModel) -> PrefillEstimate:
@@ -98,13 +99,9 @@ def exceeds_ratio(view: InstanceView, threshold: float) -> bool:
 def estimate_decode(ask: Ask, view: InstanceView, model: CostModel) -> DecodeEstimate:
     """A decode instance with all that is promised to it and this request: cheap, for ranking many."""
     load = view.load
+    kv_tokens = load.kv_tokens
     return _decode_estimate(
-        ask,
-        view.instance,
-        model,
-        batch=load.batch + load.arriving,
-        kv_tokens=load.kv_tokens,
-        promised_kv_tokens=load.kv_tokens,
+        ask, view.instance, model, DecodeLoad(load.batch + load.arriving, kv_tokens, kv_tokens)
     )
 
 
@@ -112,22 +109,16 @@ def estimate_decode_at(
     ask: Ask, view: InstanceView, model: CostModel, now_s: float, at_s: float
 ) -> DecodeEstimate:
     """A decode instance at the moment the request arrives there (now + TTFT): exact, for the few best."""
-    batch, kv_tokens, promised_kv_tokens = decode_at(view.load, now_s, at_s)
-    return _decode_estimate(
-        ask, view.instance, model, batch=batch, kv_tokens=kv_tokens, promised_kv_tokens=promised_kv_tokens
-    )
+    return _decode_estimate(ask, view.instance, model, decode_at(view.load, now_s, at_s))
 
 
-def _decode_estimate(
-    ask: Ask, instance: Instance, model: CostModel, *, batch: int, kv_tokens: int, promised_kv_tokens: int
-) -> DecodeEstimate:
+def _decode_estimate(ask: Ask, instance: Instance, model: CostModel, load: DecodeLoad) -> DecodeEstimate:
+    batch, kv_tokens, promised_kv_tokens = load
     need_tokens = ask.prompt_tokens + ask.output_tokens
-    batch += 1
-    kv_tokens += need_tokens
-    overfull = (0 < instance.max_batch < batch) or (
+    overfull = (0 < instance.max_batch <= batch) or (
         0 < instance.kv_capacity_tokens < promised_kv_tokens + need_tokens
     )
-    return DecodeEstimate(overfull, model.step_s(batch, kv_tokens), batch, kv_tokens)
+    return DecodeEstimate(overfull, model.step_s(batch + 1, kv_tokens + need_tokens), load)
 
 
 def may_pair(prefill: Instance, decode: Instance) -> bool:
@@ -147,7 +138,7 @@ def may_pair(prefill: Instance, decode: Instance) -> bool:
             or not prefill.topology_domain
             or not decode.topology_domain
         )
-        and (prefill.connector != "" or (prefill.role is not Role.BOTH and decode.role is not Role.BOTH))
+        and (prefill.connector != "" or (prefill.role is not _BOTH and decode.role is not _BOTH))
     )
 
 
@@ -157,7 +148,7 @@ def decode_partners(prefill: InstanceView, world: World) -> Sequence[InstanceVie
     An instance of role `both` keeps what it prefilled: a hand-over could only add to it.
     """
     instance = prefill.instance
-    if instance.role is Role.BOTH:
+    if instance.role is _BOTH:
         return (prefill,)
     return [view for view in world.decode if may_pair(instance, view.instance)]
 
@@ -193,7 +184,7 @@ def least_ttft(
     """
     left = estimates
     while left:
-        best_s = min(estimate.ttft_s for estimate in left)
+        best_s = min([estimate.ttft_s for estimate in left])
         chosen = pick_tied([estimate for estimate in left if estimate.ttft_s == best_s], chance)
         partners = decode_partners(chosen.view, world)
         if partners:
@@ -253,6 +244,7 @@ def compose(
         prefill_s=prefill.prefill_s,
         ttft_s=prefill.ttft_s,
         tbt_s=estimate.tbt_s,
+        arrival=estimate.load,
         considered=considered,
         considered_decode=considered_decode,
     )
@@ -272,4 +264,4 @@ def _considered(estimate: PrefillEstimate) -> Considered:
 
 def _considered_decode(ask: Ask, world: World, view: InstanceView) -> ConsideredDecode:
     estimate = estimate_decode(ask, view, world.cost.of(view.instance))
-    return ConsideredDecode(view.instance.id, estimate.batch, estimate.kv_tokens, estimate.tbt_s)
+    return ConsideredDecode(view.instance.id, estimate.load.batch, estimate.load.kv_tokens, estimate.tbt_s)

@@ -62,7 +62,8 @@ class CostModel:
 
         At least one token is always computed: the last one's logits are needed (FAST'25 Fig. 14a's form).
         """
-        cached = min(cached, tokens - 1) if tokens else 0
+        if cached >= tokens:
+            cached = tokens - 1 if tokens else 0
         return (
             self.a_s
             + self.b_s_per_token * (tokens - cached)
@@ -77,7 +78,7 @@ class CostModel:
         """Seconds to move the KV of `tokens` over the network, sharing both ends with the flows there."""
         if tokens <= 0:
             return 0.0
-        share = 1 + max(source_flows, inbound_flows)
+        share = 1 + (source_flows if source_flows > inbound_flows else inbound_flows)
         return tokens * self.kv_bytes_per_token * share / self.network_bytes_per_s
 
     def load_s(self, tokens: int, *, ssd: bool) -> float:

@@ -22,7 +22,9 @@ from mooncake_scheduler.conductor.placement import (
     pick_tied,
 )
 
-FEW = 3
+_BOTH = Role.BOTH
+
+FEW = 2
 """How many decode instances are looked at closely, at the moment of arrival."""
 
 
@@ -65,8 +67,9 @@ class KvCentric:
         prefill has no better prospect.
         """
         estimates = self._prefills(ask, world)
-        best_s = min((each.ttft_s for each in estimates), default=0.0)
-        alone = self._decode_alone(ask, world, best_s) if self._own_prefill_tokens and estimates else None
+        alone = None
+        if self._own_prefill_tokens and estimates:
+            alone = self._decode_alone(ask, world, min([each.ttft_s for each in estimates]))
         if alone is not None:
             yield compose(ask, world, alone, alone.view, estimates=[*estimates, alone])
         left = estimates
@@ -78,6 +81,7 @@ class KvCentric:
             prefill, decode, estimate = choice
             found = True
             yield compose(ask, world, prefill, decode, estimates=estimates, estimate=estimate)
+            # Reached only where the pair was refused.
             tried = _group(prefill)
             left = [each for each in left if _group(each) != tried]
         if not found:
@@ -108,7 +112,7 @@ class KvCentric:
         left = estimates
         without_room: tuple[PrefillEstimate, InstanceView, DecodeEstimate] | None = None
         while left:
-            limit_s = min(each.ttft_s for each in left) * self._window
+            limit_s = min([each.ttft_s for each in left]) * self._window
             tied: dict[object, list[PrefillEstimate]] = {}
             for each in left:
                 if each.ttft_s <= limit_s:
@@ -119,8 +123,10 @@ class KvCentric:
                 if (side := self._decode_side(ask, world, group[0], chance)) is not None
             ]
             if choices:
-                best = min(choice[2][:2] for choice in choices)
-                choice = pick_tied([each for each in choices if each[2][:2] == best], chance)
+                choice = choices[0]
+                if len(choices) > 1:
+                    best = min([choice[2][:2] for choice in choices])
+                    choice = pick_tied([each for each in choices if each[2][:2] == best], chance)
                 if not choice[2].overfull:
                     return choice
                 without_room = without_room or choice
@@ -154,7 +160,7 @@ class KvCentric:
             (view, estimate_decode_at(ask, view, cost.of(view.instance), now_s, arrival_s))
             for view in partners
         ]
-        best = min(side[1][:2] for side in sides)
+        best = min([side[1][:2] for side in sides])
         return pick_tied([side for side in sides if side[1][:2] == best], chance)
 
     def _decode_alone(self, ask: Ask, world: World, pair_ttft_s: float) -> PrefillEstimate | None:
@@ -182,7 +188,7 @@ class KvCentric:
 def _group(estimate: PrefillEstimate) -> object:
     """Prefill instances with the same key have the same partners."""
     instance = estimate.view.instance
-    if instance.role is Role.BOTH:
+    if instance.role is _BOTH:
         return instance.id
     return (instance.model, instance.revision, instance.connector, instance.topology_domain)
 
@@ -192,5 +198,5 @@ def _rank(candidate: tuple[bool, float, float, InstanceView]) -> tuple[bool, flo
 
 
 def _stalls(decode: DecodeEstimate, prefill: PrefillEstimate, tbt_target_s: float | None) -> bool:
-    alone = decode.batch == 1
+    alone = decode.load.batch == 0
     return tbt_target_s is not None and not alone and decode.tbt_s + prefill.prefill_s > tbt_target_s
