@@ -1,10 +1,10 @@
-"""What every model of the API has in common: strict fields, and rules that Python and the API server both keep."""
+"""What every model of the API has in common: strict fields, and rules that Python and CEL both keep."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple, cast
+from typing import Any, ClassVar, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, model_validator
 from pydantic.alias_generators import to_camel
@@ -17,7 +17,7 @@ API_VERSION = f"{GROUP}/{VERSION}"
 
 @dataclass(frozen=True, slots=True)
 class Write:
-    """What to write into a field, shown behind every complaint about it: `Annotated[int, Write("a number, e.g. 2")]`."""
+    """What to write into a field, shown behind every complaint about it."""
 
     text: str
 
@@ -44,7 +44,7 @@ class Rule:
 
 
 class ApiModel(BaseModel):
-    """Base of all API types: camelCase in manifests, unknown fields are errors, nothing is converted silently."""
+    """Base of all API types: camelCase in manifests, unknown fields are errors, nothing is converted."""
 
     model_config = ConfigDict(
         alias_generator=to_camel,
@@ -72,5 +72,5 @@ class ApiModel(BaseModel):
         return self
 
     def manifest(self) -> dict[str, Any]:
-        """The plain dictionary that a manifest or a request body contains: aliases, without what is not set."""
-        return cast(dict[str, Any], self.model_dump(by_alias=True, exclude_none=True))
+        """The plain dictionary of a manifest or a request body: aliases, without what is not set."""
+        return self.model_dump(by_alias=True, exclude_none=True)

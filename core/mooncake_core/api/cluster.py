@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
@@ -60,7 +60,8 @@ class MooncakeClusterSpec(ApiModel):
         ),
         Rule(
             lambda s: s.coordination.ratio is None or s.coordination.ratio.allows(*s.instances),
-            "!has(self.coordination.ratio) || self.prefillPools.size() == 0 || self.decodePools.size() == 0 || "
+            "!has(self.coordination.ratio) || "
+            "self.prefillPools.size() == 0 || self.decodePools.size() == 0 || "
             "((!has(self.coordination.ratio.minPrefillPerDecode) || "
             "double(self.prefillPools.map(p, p.replicas).sum()) >= "
             "double(self.coordination.ratio.minPrefillPerDecode)"
@@ -97,11 +98,12 @@ class MooncakeClusterSpec(ApiModel):
 
     def entries(self) -> Iterator[tuple[str, EnginePoolEntry | KVCachePoolEntry]]:
         """Inline pools with their path in the manifest."""
-        for field, pools in (
+        fields: tuple[tuple[str, Sequence[EnginePoolEntry | KVCachePoolEntry]], ...] = (
             ("prefillPools", self.prefill_pools),
             ("decodePools", self.decode_pools),
             ("kvCachePools", self.kv_cache_pools),
-        ):
+        )
+        for field, pools in fields:
             for position, pool in enumerate(pools):
                 yield f"{field}[{position}]", pool
 
@@ -130,5 +132,6 @@ class MooncakeCluster(ApiModel):
     def problems(self) -> Iterator[Problem]:
         for at, pool in self.spec.entries():
             if len(f"{self.metadata.name}-{pool.name}") > MAX_NAME:
-                message = f"{self.metadata.name}-{pool.name} has more than {MAX_NAME} characters; shorten one of the two"
+                full = f"{self.metadata.name}-{pool.name}"
+                message = f"{full} has more than {MAX_NAME} characters; shorten one of the two"
                 yield Problem(f"spec.{at}.name", message)

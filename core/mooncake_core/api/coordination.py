@@ -75,6 +75,9 @@ class RoleConversion(ApiModel):
     )
 
 
+Gpus = Annotated[int, Field(ge=1, le=100_000), Write("GPUs of all pools together, e.g. 64")]
+
+
 class Coordination(ApiModel):
     """Bounds over all pools of a cluster."""
 

@@ -5,15 +5,22 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import Field, StringConstraints
 
 from mooncake_core.api import managed
 from mooncake_core.api.base import ApiModel, Problem, Rule, Write
-from mooncake_core.api.scalars import Argument, ObjectName, Text
+from mooncake_core.api.scalars import AbsolutePath, Argument, ObjectName, Text
 from mooncake_core.api.support import not_yet_value
 from mooncake_core.profiles import PROFILES
 
 MAX_ARGUMENTS = 64
+
+# No `$`: these go into arguments, where Kubernetes expands `$(NAME)`.
+ModelName = Annotated[
+    str,
+    StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._/:-]*$", max_length=253),
+    Write("the name clients ask for, e.g. kimi-k2"),
+]
 
 
 class PersistentVolumeClaim(ApiModel):
@@ -23,28 +30,37 @@ class PersistentVolumeClaim(ApiModel):
     read_only: bool = True
 
 
+class HostPath(ApiModel):
+    """A folder of the machine."""
+
+    path: AbsolutePath
+
+
 class ModelVolume(ApiModel):
     """Where the model's files lie; mounted at `model.path` in engines and schedulers."""
 
-    persistent_volume_claim: PersistentVolumeClaim
+    persistent_volume_claim: PersistentVolumeClaim | None = None
+    host_path: HostPath | None = None
+
+    RULES: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            lambda v: (v.persistent_volume_claim is None) != (v.host_path is None),
+            "has(self.persistentVolumeClaim) != has(self.hostPath)",
+            "needs one; write persistentVolumeClaim: {claimName: models}, or hostPath: {path: /models}",
+        ),
+    )
 
 
 class ModelSpec(ApiModel):
     """The model that all pools of a cluster serve."""
 
-    name: Annotated[Text, Write("the name clients ask for, e.g. kimi-k2")]
+    name: ModelName
     """Name under which clients ask for it."""
-    path: Annotated[Text, Write("an absolute path, e.g. /models/kimi-k2")] | None = None
+    path: AbsolutePath | None = None
     """Folder with weights, tokenizer and chat template; left out: the name is looked up by the engine."""
     volume: ModelVolume | None = None
 
     RULES: ClassVar[tuple[Rule, ...]] = (
-        Rule(
-            lambda m: m.path is None or m.path.startswith("/"),
-            "!has(self.path) || self.path.startsWith('/')",
-            "must be an absolute path; write e.g. /models/kimi-k2",
-            at="path",
-        ),
         Rule(
             lambda m: m.volume is None or m.path is not None,
             "!has(self.volume) || has(self.path)",

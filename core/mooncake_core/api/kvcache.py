@@ -11,7 +11,7 @@ from mooncake_core.api.metadata import ClusterReference, ObjectMeta
 from mooncake_core.api.network import HugepagesSpec
 from mooncake_core.api.pods import PodTemplate, Resources, Scheduling
 from mooncake_core.api.pools import EntryName
-from mooncake_core.api.scalars import Quantity, Ratio, Replicas, Seconds, Text, quantity
+from mooncake_core.api.scalars import AbsolutePath, Quantity, Ratio, Replicas, Seconds, Text, quantity
 from mooncake_core.api.status import KVCachePoolStatus
 from mooncake_core.api.support import not_yet
 
@@ -20,7 +20,7 @@ class Ssd(ApiModel):
     """The tier below DRAM, on a disk of each node."""
 
     size: Annotated[Quantity, Write('a quantity as text, e.g. "2Ti"')]
-    path: Annotated[Text, Write("an absolute path, e.g. /data/kv")]
+    path: AbsolutePath
 
 
 class Eviction(ApiModel):

@@ -1,4 +1,4 @@
-"""What the product itself sets on the Pods it renders: a user's value for it is refused, never overridden quietly."""
+"""What the product itself sets on the Pods it renders: a user's value for it is refused, never replaced."""
 
 from __future__ import annotations
 
@@ -20,6 +20,8 @@ ENV = frozenset(
     }
 )
 ENV_PREFIX = "MOONCAKE_"
+ENV_FREE_PREFIX = "MOONCAKE_SIMULATOR_"
+"""Switches of simulated engines (faults on demand), which are the user's."""
 LABEL_PREFIXES = ("mooncake.io/", "app.kubernetes.io/")
 
 ARGUMENTS: Mapping[str, str] = {
@@ -36,6 +38,7 @@ ARGUMENTS: Mapping[str, str] = {
     "--port": "leave it out: every port and address comes from the Pod",
     "--profile": "set engine.simulated.profile",
     "--served-model-name": "set model.name",
+    "--shutdown-timeout": "set drain.timeoutSeconds of the pool",
     "--tensor-parallel-size": "set instance.parallelism of the pool",
     "--time-scale": "set engine.simulated.timeScale",
 }
@@ -61,6 +64,11 @@ _POD_FIELDS: Mapping[str, str] = {
     "subdomain": "leave it out: Pods are found by it",
     "terminationGracePeriodSeconds": "write drain.timeoutSeconds",
 }
+
+
+def is_managed_env(name: str) -> bool:
+    """Whether the product sets this environment variable."""
+    return name in ENV or (name.startswith(ENV_PREFIX) and not name.startswith(ENV_FREE_PREFIX))
 
 
 def flag(argument: str) -> str:
@@ -109,5 +117,5 @@ def _env_problems(at: str, env: Any) -> Iterator[Problem]:
         return
     for position, item in enumerate(env):
         name = str(item["name"])
-        if name in ENV or name.startswith(ENV_PREFIX):
+        if is_managed_env(name):
             yield Problem(f"{at}[{position}].name", f"{name} is set by Mooncake; remove it")

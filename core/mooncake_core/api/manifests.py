@@ -31,7 +31,10 @@ _NO_FILE = "manifest"
 
 
 class ManifestError(Exception):
-    """Manifests that cannot be used; one line a problem: `<file>: <kind>/<name>: <path>: <what, and what to write>`."""
+    """Manifests that cannot be used; one line a problem.
+
+    `<file>: <kind>/<name>: <path>: <what is wrong>; <what to write>`.
+    """
 
     def __init__(self, problems: list[str]) -> None:
         """Take the lines."""
@@ -190,7 +193,7 @@ def _clashes(document: _Document, objects: list[Object | KubernetesObject]) -> I
     earlier = {identity for item in objects[:-1] for identity in _identities(item)}
     for kind, namespace, name in _identities(objects[-1]):
         if (kind, namespace, name) in earlier:
-            yield f"{document.where}: {kind}/{name} is declared twice in namespace {namespace}; rename one of them"
+            yield f"{document.where}: {kind} {name} is there twice in namespace {namespace}; rename one"
 
 
 def _identities(item: Object | KubernetesObject) -> Iterator[tuple[str, str, str]]:

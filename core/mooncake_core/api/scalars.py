@@ -50,6 +50,11 @@ Argument = Annotated[
     StringConstraints(min_length=1, max_length=4096),
     Write('one argument, e.g. "--max-model-len=131072"'),
 ]
+AbsolutePath = Annotated[
+    str,
+    StringConstraints(pattern=r"^/[A-Za-z0-9._/-]*$", max_length=1024),
+    Write("an absolute path, e.g. /models/kimi-k2"),
+]
 Replicas = Annotated[int, Field(ge=1, le=1000), Write("a number of instances, e.g. 2")]
 Seconds = Annotated[int, Field(ge=1, le=86_400), Write("whole seconds, e.g. 600")]
 DevicesPerInstance = Annotated[int, Field(ge=1, le=1024), Write("a number, e.g. 8")]

@@ -1,6 +1,6 @@
-"""What the API names and the product does not do yet: one list, so that a feature that arrives is one line less.
+"""Rules for what the API names and the product does not do yet.
 
-A value listed here is refused with "not yet supported" by the command line and by the API server.
+Such a value is refused with "not yet supported" by the command line and by the API server alike.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from typing import Any
 
 from mooncake_core.api.base import Rule
 
-POLICIES = ("kv-centric", "algorithm-1", "cache-aware", "load-balance", "random", "round-robin")
 PEER_POLICIES = ("dynamo", "vllm-kv-aware", "sglang-cache-aware", "llm-d-weighted")
 
 
