@@ -111,8 +111,7 @@ class SequenceTracker:
 
         Messages received over the connection before must have been given to `live` already.
         """
-        self._held.clear()
-        self._live_high = NOTHING
+        self._drop_held()
         self._confirmed = self._last == NOTHING
         return [self._ask()] if self._can_replay else []
 
@@ -124,7 +123,7 @@ class SequenceTracker:
         """A message from the subscription."""
         if sequence <= self._live_high or (sequence <= self._last and not self._is_echo(sequence, payload)):
             # A publisher never repeats itself: a number from the past is that of a new life.
-            return self._restart(sequence, payload)
+            return self._restart_with(sequence, payload)
         self._live_high = sequence
         self._forget_echoes(sequence)
         if sequence <= self._last:
@@ -153,6 +152,7 @@ class SequenceTracker:
             self._forget(sequence - 1)
         held = self._held.get(sequence)
         if held is not None and held != payload:
+            self._drop_held()
             return effects + self._restart()
         if sequence > self._last + 1:
             # A hole inside the replay; asked for again when it ends.
@@ -229,16 +229,22 @@ class SequenceTracker:
                 return [*effects, self._ask()]
         return effects
 
-    def _restart(self, sequence: int | None = None, payload: bytes = b"") -> list[Effect]:
-        """Begin with a new life of the engine, of which one live message may be in hand already."""
-        self._held.clear()
+    def _restart(self) -> list[Effect]:
+        """Begin with a new life of the engine; what is held came over its connection and stays."""
         self._forget(NOTHING)
-        self._live_high = NOTHING
-        self._replaying = False
         effects: list[Effect] = [Resync(ResyncReason.RESTARTED)]
-        if sequence is not None:
-            return effects + self.live(sequence, payload)
         return [*effects, self._ask()] if self._can_replay else effects
+
+    def _restart_with(self, sequence: int, payload: bytes) -> list[Effect]:
+        """Begin with a new life that showed itself by a live message: nothing in hand before it counts."""
+        self._drop_held()
+        self._forget(NOTHING)
+        self._replaying = False
+        return [Resync(ResyncReason.RESTARTED), *self.live(sequence, payload)]
+
+    def _drop_held(self) -> None:
+        self._held.clear()
+        self._live_high = NOTHING
 
     def _forget(self, last: int) -> None:
         self._last = last
