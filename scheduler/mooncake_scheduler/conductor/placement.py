@@ -96,29 +96,29 @@ def exceeds_ratio(view: InstanceView, threshold: float) -> bool:
     )
 
 
-def estimate_decode(ask: Ask, view: InstanceView, model: CostModel) -> DecodeEstimate:
-    """A decode instance with all that is promised to it and this request: cheap, for ranking many."""
+def rank_decode(ask: Ask, view: InstanceView, model: CostModel) -> tuple[bool, float]:
+    """(overfull, TBT) with all that is promised to the instance and this request: cheap, for ranking many."""
     load = view.load
     kv_tokens = load.kv_tokens
-    return _decode_estimate(
-        ask, view.instance, model, DecodeLoad(load.batch + load.arriving, kv_tokens, kv_tokens)
-    )
+    return _decode_rank(ask, view.instance, model, load.batch + load.arriving, kv_tokens, kv_tokens)
 
 
-def estimate_decode_at(
+def estimate_decode(
     ask: Ask, view: InstanceView, model: CostModel, now_s: float, at_s: float
 ) -> DecodeEstimate:
     """A decode instance at the moment the request arrives there (now + TTFT): exact, for the few best."""
-    return _decode_estimate(ask, view.instance, model, decode_at(view.load, now_s, at_s))
+    load = decode_at(view.load, now_s, at_s)
+    return DecodeEstimate(*_decode_rank(ask, view.instance, model, *load), load)
 
 
-def _decode_estimate(ask: Ask, instance: Instance, model: CostModel, load: DecodeLoad) -> DecodeEstimate:
-    batch, kv_tokens, promised_kv_tokens = load
+def _decode_rank(
+    ask: Ask, instance: Instance, model: CostModel, batch: int, kv_tokens: int, promised_kv_tokens: int
+) -> tuple[bool, float]:
     need_tokens = ask.prompt_tokens + ask.output_tokens
     overfull = (0 < instance.max_batch <= batch) or (
         0 < instance.kv_capacity_tokens < promised_kv_tokens + need_tokens
     )
-    return DecodeEstimate(overfull, model.step_s(batch + 1, kv_tokens + need_tokens), load)
+    return overfull, model.step_s(batch + 1, kv_tokens + need_tokens)
 
 
 def may_pair(prefill: Instance, decode: Instance) -> bool:
@@ -164,8 +164,7 @@ def least_tbt(ask: Ask, candidates: Iterable[InstanceView], world: World, chance
     best: tuple[bool, float] = (True, float("inf"))
     tied: list[InstanceView] = []
     for view in candidates:
-        estimate = estimate_decode(ask, view, cost.of(view.instance))
-        rank = (estimate.overfull, estimate.tbt_s)
+        rank = rank_decode(ask, view, cost.of(view.instance))
         if not tied or rank < best:
             best = rank
             tied = [view]
@@ -225,7 +224,7 @@ def compose(
         estimate: The chosen decode's estimate at arrival, where the policy has made one.
     """
     if estimate is None:
-        estimate = estimate_decode_at(
+        estimate = estimate_decode(
             ask, decode, world.cost.of(decode.instance), world.now_s, world.now_s + prefill.ttft_s
         )
     chosen = prefill.view.instance
@@ -263,5 +262,6 @@ def _considered(estimate: PrefillEstimate) -> Considered:
 
 
 def _considered_decode(ask: Ask, world: World, view: InstanceView) -> ConsideredDecode:
-    estimate = estimate_decode(ask, view, world.cost.of(view.instance))
-    return ConsideredDecode(view.instance.id, estimate.load.batch, estimate.load.kv_tokens, estimate.tbt_s)
+    load = view.load
+    _, tbt_s = rank_decode(ask, view, world.cost.of(view.instance))
+    return ConsideredDecode(view.instance.id, load.batch + load.arriving, load.kv_tokens, tbt_s)

@@ -54,8 +54,8 @@ class CostFitting:
     """Keeps `CostModels` in step with what is observed.
 
     A class with a profile starts from its constants and is believed at once; one without starts cold, and
-    each of its two sides counts as known when enough of different sizes was seen. Only computing time is observed
-    here: what a request waited in a queue or for a transfer has to be left out by the caller.
+    each of its two sides counts as known when enough of different sizes was seen. Only computing time is
+    observed here: what a request waited in a queue or for a transfer has to be left out by the caller.
     """
 
     def __init__(self, costs: CostModels) -> None:

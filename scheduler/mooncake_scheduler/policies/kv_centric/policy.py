@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from heapq import nsmallest
 
 from mooncake_core.registry import Role
 
@@ -14,12 +13,12 @@ from mooncake_scheduler.conductor.placement import (
     compose,
     decode_partners,
     estimate_decode,
-    estimate_decode_at,
     estimate_fetched,
     estimate_local,
     exceeds_ratio,
     no_instance,
     pick_tied,
+    rank_decode,
 )
 
 _BOTH = Role.BOTH
@@ -93,12 +92,13 @@ class KvCentric:
         estimates = []
         for view in world.prefill:
             model = cost.of(view.instance)
-            estimate = estimate_local(ask, view, model)
             if exceeds_ratio(view, threshold):
                 fetched = estimate_fetched(ask, view, model)
-                if fetched.ttft_s <= estimate.ttft_s:
-                    estimate = fetched
-            estimates.append(estimate)
+                computed_s = fetched.queue_s + model.prefill_s(ask.prompt_tokens, view.hbm_tokens)
+                if fetched.ttft_s <= computed_s:
+                    estimates.append(fetched)
+                    continue
+            estimates.append(estimate_local(ask, view, model))
         return estimates
 
     def _best_pair(
@@ -142,23 +142,17 @@ class KvCentric:
             return None
         cost = world.cost
         if len(partners) > FEW:
-            # The chance breaks ties here too: a batch of idle instances must not fill from the left.
-            partners = [
-                view
-                for _, _, _, view in nsmallest(
-                    FEW,
-                    (
-                        (*estimate_decode(ask, view, cost.of(view.instance))[:2], chance.random(), view)
-                        for view in partners
-                    ),
-                    key=_rank,
-                )
+            # The chance breaks ties here too: a row of idle instances must not fill from the left.
+            ranked = [
+                (rank_decode(ask, view, cost.of(view.instance)), chance.random(), at)
+                for at, view in enumerate(partners)
             ]
+            ranked.sort()
+            partners = [partners[at] for _, _, at in ranked[:FEW]]
         now_s = world.now_s
         arrival_s = now_s + prefill.ttft_s
         sides = [
-            (view, estimate_decode_at(ask, view, cost.of(view.instance), now_s, arrival_s))
-            for view in partners
+            (view, estimate_decode(ask, view, cost.of(view.instance), now_s, arrival_s)) for view in partners
         ]
         best = min([side[1][:2] for side in sides])
         return pick_tied([side for side in sides if side[1][:2] == best], chance)
@@ -168,6 +162,7 @@ class KvCentric:
 
         Its batch stalls for that prefill; the stall must stay inside the TBT target.
         """
+        target_s = world.slo.tbt_s
         best: PrefillEstimate | None = None
         for view in world.decode:
             if view.instance.role is not Role.DECODE or not view.hbm_tokens:
@@ -178,8 +173,9 @@ class KvCentric:
             estimate = estimate_local(ask, view, model)
             if estimate.ttft_s > pair_ttft_s or (best is not None and estimate.ttft_s >= best.ttft_s):
                 continue
-            decode = estimate_decode(ask, view, model)
-            if decode.overfull or _stalls(decode, estimate, world.slo.tbt_s):
+            overfull, tbt_s = rank_decode(ask, view, model)
+            busy = view.load.batch > 0
+            if overfull or (busy and target_s is not None and tbt_s + estimate.prefill_s > target_s):
                 continue
             best = estimate
         return best
@@ -191,12 +187,3 @@ def _group(estimate: PrefillEstimate) -> object:
     if instance.role is _BOTH:
         return instance.id
     return (instance.model, instance.revision, instance.connector, instance.topology_domain)
-
-
-def _rank(candidate: tuple[bool, float, float, InstanceView]) -> tuple[bool, float, float]:
-    return candidate[:3]
-
-
-def _stalls(decode: DecodeEstimate, prefill: PrefillEstimate, tbt_target_s: float | None) -> bool:
-    alone = decode.load.batch == 0
-    return tbt_target_s is not None and not alone and decode.tbt_s + prefill.prefill_s > tbt_target_s
