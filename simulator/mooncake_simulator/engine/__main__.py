@@ -1,0 +1,81 @@
+"""`python -m mooncake_simulator.engine <vLLM's flags> --profile NAME --time-scale X`."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import sys
+
+import uvloop
+
+from mooncake_simulator.engine.app import App
+from mooncake_simulator.engine.assembly import build
+from mooncake_simulator.engine.core import Engine
+from mooncake_simulator.engine.http_server import HttpServer
+from mooncake_simulator.engine.options import EngineOptions, OptionsError, parse
+from mooncake_simulator.engine.tokens import codec_for
+
+LOG = logging.getLogger("mooncake_simulator.engine")
+
+_POLL_S = 0.05
+_LAST_WORDS_S = 0.2
+"""How long connections get to take their last bytes."""
+
+
+async def serve(options: EngineOptions) -> None:
+    """Run one engine until it is told to end.
+
+    Raises:
+        OSError: an address is in use.
+    """
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    engine = build(options)
+    app = App(engine, codec_for(options.model))
+    server = HttpServer(app)
+    await engine.start()
+    port = await server.start(options.host, options.port)
+    LOG.info("serving %s on http://%s:%d", ", ".join(options.served_model_names), options.host, port)
+    await stop.wait()
+    await _drain(engine, app)
+    await asyncio.sleep(_LAST_WORDS_S)
+    await server.stop()
+    await engine.stop()
+
+
+async def _drain(engine: Engine, app: App) -> None:
+    """As vLLM on SIGTERM: within --shutdown-timeout what runs may end; what is left is aborted."""
+    app.draining = True
+    scheduler = engine.scheduler
+    deadline = asyncio.get_running_loop().time() + engine.options.shutdown_timeout_s
+    while asyncio.get_running_loop().time() < deadline:
+        # Blocks that a decode engine may still come for hold the exit up, too.
+        if not (scheduler.unfinished or scheduler.held):
+            return
+        await asyncio.sleep(_POLL_S)
+    engine.abort_all()
+
+
+def main() -> None:
+    """Entry point."""
+    try:
+        options = parse(sys.argv[1:], os.environ)
+    except OptionsError as error:
+        sys.exit(f"mooncake_simulator.engine: {error}")
+    logging.basicConfig(
+        level=options.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+    )
+    if options.unknown_flags:
+        LOG.warning("flags without a meaning here: %s", " ".join(options.unknown_flags))
+    try:
+        uvloop.run(serve(options))
+    except OSError as error:
+        sys.exit(f"mooncake_simulator.engine: cannot listen: {error}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,179 @@
+"""MooncakeConnector: bootstrap server, transfer ids, and its bad manners.
+
+Protocol and rules: vLLM 0.32 `kv_connector/v1/mooncake/`, and engines.md §4 of the project's research (seen
+on real engines). Bad manners kept on purpose, since a router must live with them: a prefill that ends by
+anything but length drops its KV and the decode engine waits out its timeout; a request that has a
+transfer_id but no remote_engine_id hangs and kills the engine when its client leaves; a dead prefill engine
+is noticed only after the abort timeout.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import uuid
+from typing import Any
+from urllib.parse import urlsplit
+
+from mooncake_simulator.engine.connectors.base import EngineHandle, KvConnector
+from mooncake_simulator.engine.connectors.receiving import PeerLostError, PullError, pull
+from mooncake_simulator.engine.connectors.sending import Staging
+from mooncake_simulator.engine.connectors.side_channel import Channel, ChannelServer
+from mooncake_simulator.engine.http_client import CallError, HttpClient
+from mooncake_simulator.engine.http_server import Exchange, HttpServer, Request
+from mooncake_simulator.engine.openai_requests import ApiError, decode_body
+from mooncake_simulator.engine.options import ConnectorOptions
+from mooncake_simulator.engine.sequence import Sequence
+
+LOG = logging.getLogger(__name__)
+
+_REMOTE_FIELDS = ("remote_engine_id", "remote_bootstrap_addr", "transfer_id")
+_BOOTSTRAP_TIMEOUT_S = 0.4
+
+
+class MooncakeConnector(KvConnector):
+    """Hand-over by transfer id; the prefill engine pushes when the decode engine has announced itself."""
+
+    def __init__(self, engine: EngineHandle, options: ConnectorOptions) -> None:
+        super().__init__(engine)
+        self.engine_id = uuid.uuid4().hex
+        """New with every process: a router asks `/query` again after a restart."""
+        self._options = options
+        self._staging = Staging(
+            engine, self.engine_id, engine.options.abort_timeout_s, waits_for_unknown=True
+        )
+        self._channels = ChannelServer(self._staging.serve)
+        self._bootstrap = HttpServer(self._serve_bootstrap)
+        self._workers: dict[str, dict[str, Any]] = {}
+        self._peers: dict[str, tuple[str, int]] = {}
+        self._hung: set[str] = set()
+
+    async def start(self) -> None:
+        if not self._options.produces:
+            return
+        host = self.engine.options.host_ip
+        port = await self._channels.start(host, 0)
+        await self._bootstrap.start("0.0.0.0", self.engine.options.bootstrap_port)
+        self._register(0, self.engine_id, 0, 0, f"tcp://{host}:{port}")
+
+    async def stop(self) -> None:
+        await self._channels.stop()
+        await self._bootstrap.stop()
+
+    def matched_tokens(self, sequence: Sequence, local_tokens: int) -> int | None:
+        params = sequence.transfer
+        if not self._options.consumes or not params or not params.get("do_remote_prefill"):
+            return 0
+        return max(0, sequence.prompt_tokens - local_tokens)
+
+    def load(self, sequence: Sequence) -> None:
+        params = sequence.transfer or {}
+        # Only one transfer a request: after a preemption it computes for itself.
+        params["do_remote_prefill"] = False
+        if any(params.get(name) is None for name in _REMOTE_FIELDS):
+            LOG.warning("%s: Got invalid KVTransferParams: %s", sequence.id, params)
+            self._hung.add(sequence.id)
+            return
+        self.engine.spawn(self._receive(sequence, params))
+
+    def keeps_blocks(self, sequence: Sequence, finish_reason: str) -> bool:
+        params = sequence.transfer
+        if not self._options.produces or not params or not params.get("do_remote_decode"):
+            return False
+        transfer = params.get("transfer_id")
+        if not transfer or finish_reason != "length":
+            return False
+        self._staging.stage(str(transfer), sequence.id, sequence.prompt_tokens)
+        return True
+
+    def finished(self, sequence: Sequence, finish_reason: str) -> None:
+        if sequence.id in self._hung:
+            self.engine.die("KeyError: 'remote_engine_id'")
+
+    async def _receive(self, sequence: Sequence, params: dict[str, Any]) -> None:
+        started = asyncio.get_running_loop().time()
+        tokens = sequence.prompt_tokens - sequence.local_tokens
+        policy = self._options.load_failure_policy
+        try:
+            host, port = await self._find_peer(
+                str(params["remote_engine_id"]), str(params["remote_bootstrap_addr"])
+            )
+            channel = await self._connect(host, port)
+        except (CallError, PullError, OSError, TimeoutError, ValueError) as error:
+            self.engine.load_failed(sequence, str(error) or type(error).__name__, policy)
+            return
+        try:
+            if channel is None:
+                raise PeerLostError(f"{host}:{port} does not answer any more")
+            await pull(
+                self.engine, channel, str(params["remote_engine_id"]), str(params["transfer_id"]), tokens
+            )
+        except PullError as error:
+            self.engine.load_failed(sequence, str(error), policy)
+        except PeerLostError as error:
+            # Seen on vLLM: the loss of a peer that was known is not noticed, only waited out.
+            options = self.engine.options
+            patience_s = options.abort_timeout_s + options.dead_peer_grace_s
+            await asyncio.sleep(max(0.0, started + patience_s - asyncio.get_running_loop().time()))
+            self._peers.pop(str(params["remote_engine_id"]), None)
+            self.engine.load_failed(sequence, str(error), policy)
+        else:
+            sequence.received = True
+            self.engine.metrics.cached_by_source["p2p"].inc(tokens)
+            self.engine.loaded(sequence, tokens)
+        finally:
+            if channel is not None:
+                channel.close()
+
+    async def _connect(self, host: str, port: int) -> Channel | None:
+        try:
+            return await Channel.connect(host, port)
+        except OSError:
+            return None
+
+    async def _find_peer(self, engine_id: str, bootstrap: str) -> tuple[str, int]:
+        known = self._peers.get(engine_id)
+        if known is not None:
+            return known
+        client = HttpClient(
+            bootstrap if "://" in bootstrap else f"http://{bootstrap}", timeout_s=_BOOTSTRAP_TIMEOUT_S
+        )
+        try:
+            answer = await client.get_json("/query")
+        finally:
+            client.close()
+        assert isinstance(answer, dict)
+        for entry in answer.values():
+            if entry.get("engine_id") == engine_id:
+                address = urlsplit(entry["worker_addr"]["0"]["0"])
+                if address.hostname is None or address.port is None:
+                    raise ValueError(f"{bootstrap}/query: no host and port in {entry['worker_addr']}")
+                self._peers[engine_id] = (address.hostname, address.port)
+                return self._peers[engine_id]
+        raise PullError(f"engine {engine_id} is not registered at {bootstrap}")
+
+    def _register(self, dp_rank: int, engine_id: str, tp_rank: int, pp_rank: int, address: str) -> None:
+        entry = self._workers.get(str(dp_rank))
+        if entry is None or entry["engine_id"] != engine_id:
+            entry = self._workers[str(dp_rank)] = {"engine_id": engine_id, "worker_addr": {}}
+        entry["worker_addr"].setdefault(str(tp_rank), {})[str(pp_rank)] = address
+
+    async def _serve_bootstrap(self, request: Request, exchange: Exchange) -> None:
+        if (request.method, request.path) == ("GET", "/query"):
+            exchange.json(self._workers)
+        elif (request.method, request.path) == ("POST", "/register"):
+            try:
+                body = decode_body(request.body)
+                self._register(
+                    int(body["dp_rank"]),
+                    str(body["engine_id"]),
+                    int(body["tp_rank"]),
+                    int(body["pp_rank"]),
+                    str(body["addr"]),
+                )
+            except (ApiError, KeyError, ValueError) as error:
+                exchange.json({"detail": f"invalid registration: {error}"}, 422)
+            else:
+                exchange.json({"status": "ok"})
+        else:
+            exchange.json({"detail": "Not Found"}, 404)
