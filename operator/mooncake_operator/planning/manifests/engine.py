@@ -1,0 +1,213 @@
+"""Pods of prefill and decode instances: vLLM's command line, or the simulated engine's, which is the same."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from mooncake_operator.planning.manifests.objects import (
+    CONFIG_DIR,
+    POD_IP,
+    RUN_DIR,
+    Object,
+    digest,
+    env,
+    http_get,
+    labels,
+    mount,
+    pod_ip,
+    reference,
+)
+from mooncake_operator.planning.manifests.plan import EnginePoolPlan, Plan
+from mooncake_operator.planning.manifests.pods import (
+    a_pod,
+    container_resources,
+    model_files,
+    revision_of,
+    shared_memory,
+    with_revision,
+)
+from mooncake_operator.planning.manifests.sharing import redis_access
+from mooncake_operator.planning.manifests.sidecar import (
+    CONFIG_VARIABLE,
+    EVENTS_ENDPOINT,
+    EVENTS_TOPIC,
+    REPLAY_ENDPOINT,
+    sidecar_config,
+    sidecar_container,
+)
+from mooncake_operator.planning.manifests.transfer import must_hide_statistics, transfer_config
+from mooncake_operator.planning.names import Port
+
+HASH_SEED = "0"
+STORE_CONFIG = "mooncake.json"
+_MODULES = {"vLLM": "vllm.entrypoints.openai.api_server", "Simulated": "mooncake_simulator.engine"}
+_AFTER_DRAIN_S = 15
+"""What streams get that a drain left over; also the wait for KV that nobody fetched."""
+_BEYOND_DRAIN_S = 30
+
+
+def engine_pods(plan: Plan, pool: EnginePoolPlan) -> list[Object]:
+    """All Pods of a pool, labelled with the pool's revision."""
+    revision = pool_revision(plan, pool)
+    return [with_revision(_pod(plan, pool, name), revision) for name in pool.pods()]
+
+
+def pool_revision(plan: Plan, pool: EnginePoolPlan) -> str:
+    """Hash of a pool's Pods without what differs between Pods, runtimes and replica counts."""
+    anyone = Plan(plan.cluster, TemplateNames(), plan.engine_pools, plan.store, plan.images, plan.credentials)
+    return revision_of(_pod(anyone, pool, pool.name))
+
+
+def pairing_revision(plan: Plan) -> str:
+    """Hash of what both sides of a hand-over must agree on; the registry's `revision`.
+
+    A pool's own revision would not do: prefill and decode pools never have the same template.
+    """
+    spec = plan.cluster.spec
+    return digest([spec.model.manifest(), spec.engine.manifest(), spec.network.manifest(), bool(plan.store)])
+
+
+def _pod(plan: Plan, pool: EnginePoolPlan, name: str) -> Object:
+    containers = [_container(plan, pool, name)]
+    volumes, _ = _storage(plan, pool)
+    if plan.shares_state:
+        containers.append(sidecar_container(plan, pool, name, pairing_revision(plan)))
+    own = labels(plan, pool.role.value, pool=pool.name, role=pool.role.value, instance=name)
+    return a_pod(
+        plan,
+        name,
+        own,
+        containers,
+        volumes,
+        subdomain=pool.name,
+        grace_s=pool.spec.drain.timeout_seconds + _BEYOND_DRAIN_S,
+        scheduling=pool.spec.scheduling,
+        template=pool.spec.pod_template,
+    )
+
+
+def _container(plan: Plan, pool: EnginePoolPlan, pod: str) -> Object:
+    engine = plan.cluster.spec.engine
+    _, mounts = _storage(plan, pool)
+    container: Object = {
+        "name": "engine",
+        "image": engine.image or plan.images.mooncake,
+        "command": ["python", "-m", _MODULES[engine.type]],
+        "args": engine_arguments(plan, pool, pod),
+        "env": _environment(plan, pool, pod),
+        "ports": [
+            {"name": "http", "containerPort": plan.names.port(pod, Port.ENGINE)},
+            {"name": "bootstrap", "containerPort": plan.names.port(pod, Port.BOOTSTRAP)},
+            {"name": "side-channel", "containerPort": plan.names.port(pod, Port.SIDE_CHANNEL)},
+        ],
+        # Loading weights may take half an hour; a simulated engine is there at once.
+        "startupProbe": http_get("/health", "http", periodSeconds=1, timeoutSeconds=5, failureThreshold=1800),
+        "readinessProbe": http_get("/health", "http", periodSeconds=5, timeoutSeconds=5),
+        "livenessProbe": http_get("/health", "http", periodSeconds=10, timeoutSeconds=5, failureThreshold=6),
+        **container_resources(pool.spec.resources),
+        "volumeMounts": mounts,
+    }
+    if plan.shares_state:
+        container["lifecycle"] = {"preStop": {"exec": {"command": _drain_command(plan, pool, pod)}}}
+    return container
+
+
+def _drain_command(plan: Plan, pool: EnginePoolPlan, pod: str) -> list[str]:
+    """Ask the sidecar to empty the instance, and wait until it is.
+
+    In an engine's own image there is Python but not this product.
+    """
+    if plan.simulated:
+        return ["python", "-m", "mooncake_sidecar.engine", "drain"]
+    url = f"http://127.0.0.1:{plan.names.port(pod, Port.SIDECAR)}/drain"
+    ask = f"urlopen(Request({url!r}, method='POST'), timeout={pool.spec.drain.timeout_seconds})"
+    return ["python", "-c", f"from urllib.request import Request, urlopen; {ask}"]
+
+
+def engine_arguments(plan: Plan, pool: EnginePoolPlan, pod: str) -> list[str]:
+    """Arguments of an engine's server; the user's come last, they contradict none (the API sees to it)."""
+    spec = plan.cluster.spec
+    parallelism = pool.spec.instance.parallelism
+    # With a sidecar the drain comes before SIGTERM; without one SIGTERM is the drain.
+    shutdown_s = _AFTER_DRAIN_S if plan.shares_state else pool.spec.drain.timeout_seconds
+    arguments = [
+        *("--model", spec.model.path or spec.model.name),
+        *("--served-model-name", spec.model.name),
+        *("--host", plan.names.listen_host),
+        *("--port", str(plan.names.port(pod, Port.ENGINE))),
+        *("--block-size", str(spec.engine.block_size)),
+        "--enable-prompt-tokens-details",
+        # With a sidecar the drain comes before SIGTERM; without one SIGTERM is the drain.
+        *(
+            "--shutdown-timeout",
+            str(_AFTER_DRAIN_S if plan.shares_state else pool.spec.drain.timeout_seconds),
+        ),
+    ]
+    if parallelism.tensor > 1:
+        arguments += ["--tensor-parallel-size", str(parallelism.tensor)]
+    if parallelism.pipeline > 1:
+        arguments += ["--pipeline-parallel-size", str(parallelism.pipeline)]
+    arguments += ["--kv-transfer-config", _json(transfer_config(plan, pool.role))]
+    if plan.shares_state:
+        arguments += ["--kv-events-config", _json(_events_config())]
+    if must_hide_statistics(plan):
+        arguments.append("--disable-log-stats")
+    if spec.engine.profile is not None:
+        arguments += ["--profile", spec.engine.profile, "--time-scale", str(spec.engine.time_scale)]
+    return [*arguments, *spec.engine.args]
+
+
+def _events_config() -> dict[str, Any]:
+    return {
+        "enable_kv_cache_events": True,
+        "publisher": "zmq",
+        "endpoint": EVENTS_ENDPOINT,
+        "replay_endpoint": REPLAY_ENDPOINT,
+        "topic": EVENTS_TOPIC,
+    }
+
+
+def _environment(plan: Plan, pool: EnginePoolPlan, pod: str) -> list[Object]:
+    variables = [
+        pod_ip(),
+        env("VLLM_HOST_IP", reference(POD_IP)),
+        # One seed for all: block hashes, and with them the store's keys, must agree (vLLM below 0.30).
+        env("PYTHONHASHSEED", HASH_SEED),
+        env("VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES", "1"),
+        env("VLLM_MOONCAKE_BOOTSTRAP_PORT", str(plan.names.port(pod, Port.BOOTSTRAP))),
+        env("VLLM_NIXL_SIDE_CHANNEL_HOST", reference(POD_IP)),
+        env("VLLM_NIXL_SIDE_CHANNEL_PORT", str(plan.names.port(pod, Port.SIDE_CHANNEL))),
+    ]
+    if plan.cluster.spec.network.protocol == "TCP":
+        variables.append(env("MC_FORCE_TCP", "1"))
+    if plan.store is not None:
+        variables += [
+            env(*CONFIG_DIR),
+            env("MOONCAKE_CONFIG_PATH", f"{reference(CONFIG_DIR[0])}/{STORE_CONFIG}"),
+        ]
+    if plan.shares_state:
+        variables.append(env(*RUN_DIR))
+        if plan.simulated:
+            # The drain command finds the sidecar by it.
+            config = sidecar_config(plan, pool, pod, pairing_revision(plan))
+            variables.append(env(CONFIG_VARIABLE, config.model_dump_json(exclude_none=True)))
+    return variables
+
+
+def _storage(plan: Plan, pool: EnginePoolPlan) -> tuple[list[Object], list[Object]]:
+    """Volumes of the Pod, and mounts of the engine's container."""
+    volumes, mounts = model_files(plan.cluster.spec.model)
+    shm_volumes, shm_mounts = shared_memory(pool.spec.resources)
+    volumes, mounts = [*volumes, *shm_volumes], [*mounts, *shm_mounts]
+    if plan.store is not None:
+        volumes.append({"name": "config", "configMap": {"name": f"{plan.name}-engine"}})
+        mounts.append(mount("config", CONFIG_DIR))
+    if access := redis_access(plan):
+        volumes += [{"name": "run", "emptyDir": {}}, {"name": "journal", "emptyDir": {}}, *access.volumes]
+        mounts.append(mount("run", RUN_DIR, read_only=False))
+    return volumes, mounts
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, separators=(",", ":"))

@@ -1,0 +1,94 @@
+"""What all Pods of a cluster have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from mooncake_core.api.engine import ModelSpec
+from mooncake_core.api.pods import PodTemplate, Resources, Scheduling
+
+from mooncake_operator.planning.manifests.objects import REVISION_LABEL, Object, an_object, digest
+from mooncake_operator.planning.manifests.plan import Plan
+from mooncake_operator.planning.manifests.template import merge_template
+
+SHARED_MEMORY = "/dev/shm"
+
+
+def a_pod(
+    plan: Plan,
+    name: str,
+    own_labels: Mapping[str, str],
+    containers: Sequence[Object],
+    volumes: Sequence[Object],
+    *,
+    subdomain: str,
+    grace_s: int = 30,
+    scheduling: Scheduling | None = None,
+    template: PodTemplate | None = None,
+) -> Object:
+    """A Pod that other Pods find as `<name>.<subdomain>`."""
+    spec: Object = {
+        "hostname": name,
+        "subdomain": subdomain,
+        "restartPolicy": "Always",
+        "terminationGracePeriodSeconds": grace_s,
+        "automountServiceAccountToken": False,
+        # Services would come as variables like VLLM_PORT, which vLLM takes for its own.
+        "enableServiceLinks": False,
+        "containers": list(containers),
+        "volumes": list(volumes),
+    }
+    if scheduling is not None and scheduling.spread_topology_key is not None:
+        selector = {key: own_labels[key] for key in ("mooncake.io/cluster", "mooncake.io/pool")}
+        spec["topologySpreadConstraints"] = [
+            {
+                "maxSkew": 1,
+                "topologyKey": scheduling.spread_topology_key,
+                "whenUnsatisfiable": "ScheduleAnyway",
+                "labelSelector": {"matchLabels": selector},
+            }
+        ]
+    return merge_template(an_object(plan, "v1", "Pod", name, own_labels, spec=spec), template)
+
+
+def with_revision(pod: Object, revision: str) -> Object:
+    """The Pod labelled with the revision it was made from."""
+    metadata = pod["metadata"]
+    return {**pod, "metadata": {**metadata, "labels": {**metadata["labels"], REVISION_LABEL: revision}}}
+
+
+def revision_of(template_pod: Object) -> str:
+    """Short stable hash of a Pod that was rendered with nobody's names: replicas and ports are not in it."""
+    return digest(template_pod)
+
+
+def container_resources(resources: Resources) -> Object:
+    """`resources` of a main container; requests equal limits, for the Guaranteed class."""
+    wanted: dict[str, Any] = {}
+    if resources.cpu is not None:
+        wanted["cpu"] = resources.cpu
+    if resources.memory is not None:
+        wanted["memory"] = resources.memory
+    if resources.gpu is not None:
+        wanted[resources.gpu.resource_name] = str(resources.gpu.count)
+    return {"resources": {"requests": wanted, "limits": wanted}} if wanted else {}
+
+
+def shared_memory(resources: Resources) -> tuple[list[Object], list[Object]]:
+    """Volumes and mounts of /dev/shm in the wanted size."""
+    if resources.shared_memory is None:
+        return [], []
+    disk = {"medium": "Memory", "sizeLimit": resources.shared_memory}
+    return [{"name": "shm", "emptyDir": disk}], [{"name": "shm", "mountPath": SHARED_MEMORY}]
+
+
+def model_files(model: ModelSpec) -> tuple[list[Object], list[Object]]:
+    """Volumes and mounts of the model's folder."""
+    if model.volume is None or model.path is None:
+        return [], []
+    source = model.volume.manifest()
+    claim = model.volume.persistent_volume_claim
+    read_only = claim is None or claim.read_only
+    volume = {"name": "model", **source}
+    return [volume], [{"name": "model", "mountPath": model.path, "readOnly": read_only}]

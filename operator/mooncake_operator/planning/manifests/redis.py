@@ -1,0 +1,81 @@
+"""The Redis that a cluster manages: memory only, for sidecars refill what it loses."""
+
+from __future__ import annotations
+
+from mooncake_operator.planning.manifests.objects import (
+    REDIS_DIR,
+    Object,
+    env,
+    labels,
+    mount,
+    pod_ip,
+    reference,
+    secret,
+    service,
+)
+from mooncake_operator.planning.manifests.plan import Plan
+from mooncake_operator.planning.manifests.pods import a_pod
+from mooncake_operator.planning.manifests.sharing import PASSWORD_KEY
+from mooncake_operator.planning.names import Port
+
+_CONFIG_KEY = "redis.conf"
+
+_SETTINGS = (
+    'save ""',
+    "appendonly no",
+    # Evicting a reservation or a bucket of the index would be silent corruption.
+    "maxmemory-policy noeviction",
+    # Buckets of the index stay compact up to this size (the only name Redis 6.2 knows).
+    "hash-max-ziplist-value 1024",
+    "hash-max-ziplist-entries 512",
+)
+
+
+def redis_objects(plan: Plan) -> tuple[list[Object], list[Object], list[Object]]:
+    """Pods, Services and Secrets of the managed Redis; nothing where there is none.
+
+    Raises:
+        ValueError: no password was given.
+    """
+    if not plan.manages_redis:
+        return [], [], []
+    password = plan.credentials.redis_password
+    if not password.isascii() or not password.isalnum():
+        raise ValueError(
+            "a managed Redis needs a password of ASCII letters and digits:"
+            " give Credentials(redis_password=…), e.g. secrets.token_hex(16)"
+        )
+    (name,) = plan.redis_pods()
+    settings = "\n".join([*_SETTINGS, f"requirepass {password}", ""])
+    return (
+        [_pod(plan, name)],
+        [_service(plan, name)],
+        [secret(plan, plan.redis_name, "redis", {PASSWORD_KEY: password, _CONFIG_KEY: settings})],
+    )
+
+
+def _pod(plan: Plan, name: str) -> Object:
+    port = plan.names.port(name, Port.REDIS)
+    probe = {"tcpSocket": {"port": "redis"}}
+    container: Object = {
+        "name": "redis",
+        "image": plan.images.redis,
+        # The password is in the file, where no list of processes shows it.
+        "command": ["redis-server", f"{reference(REDIS_DIR[0])}/{_CONFIG_KEY}"],
+        "args": ["--port", str(port), "--bind", plan.names.listen_host],
+        "env": [pod_ip(), env(*REDIS_DIR)],
+        "ports": [{"name": "redis", "containerPort": port}],
+        "startupProbe": {**probe, "periodSeconds": 1, "failureThreshold": 60},
+        "readinessProbe": {**probe, "periodSeconds": 5},
+        "livenessProbe": {**probe, "periodSeconds": 10, "failureThreshold": 6},
+        "volumeMounts": [mount("redis", REDIS_DIR)],
+    }
+    volumes = [{"name": "redis", "secret": {"secretName": plan.redis_name}}]
+    own = labels(plan, "redis", role="redis", instance=name)
+    return a_pod(plan, name, own, [container], volumes, subdomain=plan.redis_name)
+
+
+def _service(plan: Plan, pod: str) -> Object:
+    selector = {"mooncake.io/cluster": plan.name, "mooncake.io/role": "redis"}
+    port = plan.names.port(pod, Port.REDIS)
+    return service(plan, plan.redis_name, "redis", selector, [("redis", port, "redis")])

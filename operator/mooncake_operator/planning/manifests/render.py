@@ -1,0 +1,106 @@
+"""From a cluster to its desired world."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from mooncake_core.api import MooncakeCluster, Pool
+
+from mooncake_operator.planning.manifests.engine import STORE_CONFIG, engine_pods
+from mooncake_operator.planning.manifests.objects import Object, config_map
+from mooncake_operator.planning.manifests.plan import Credentials, Images, Plan, inline_pools, plan_of
+from mooncake_operator.planning.manifests.redis import redis_objects
+from mooncake_operator.planning.manifests.scheduler import (
+    admin_secret,
+    scheduler_config_map,
+    scheduler_deployment,
+    scheduler_pods,
+)
+from mooncake_operator.planning.manifests.services import services
+from mooncake_operator.planning.manifests.store import store_pods
+from mooncake_operator.planning.manifests.transfer import store_client_config
+from mooncake_operator.planning.names import Names, TemplateNames
+
+
+@dataclass(frozen=True, slots=True)
+class DesiredWorld:
+    """Everything that should exist for one cluster, as plain Kubernetes objects."""
+
+    pools: tuple[Object, ...]
+    """Pool objects of the inline entries."""
+    pods: tuple[Object, ...]
+    """Pods that the operator owns itself: engines, store, Redis."""
+    deployments: tuple[Object, ...]
+    scheduler_pods: tuple[Object, ...]
+    """The Pods that the Deployments stand for, where nothing else expands them."""
+    services: tuple[Object, ...]
+    config_maps: tuple[Object, ...]
+    secrets: tuple[Object, ...]
+
+    def for_kubernetes(self) -> Iterator[Object]:
+        """Objects to create on Kubernetes, those first that others refer to."""
+        yield from (*self.secrets, *self.config_maps, *self.services, *self.pools)
+        yield from (*self.pods, *self.deployments)
+
+    def for_one_machine(self) -> Iterator[Object]:
+        """Objects of a runtime that knows Pods and what they mount, and no controllers."""
+        yield from (*self.secrets, *self.config_maps)
+        yield from (*self.pods, *self.scheduler_pods)
+
+
+def render(
+    cluster: MooncakeCluster,
+    names: Names,
+    *,
+    pools: Sequence[Pool] = (),
+    images: Images | None = None,
+    credentials: Credentials | None = None,
+) -> DesiredWorld:
+    """Work out the desired world; the same input gives the same output, on any machine.
+
+    Args:
+        cluster: a checked cluster.
+        names: addresses and ports; see `ClusterNames` and `LocalNames`.
+        pools: pool objects written on their own that refer to this cluster.
+        images: images of the product's own containers.
+        credentials: secrets made by the caller; a managed Redis needs its password.
+
+    Raises:
+        ValueError: pools and cluster contradict each other, or a password is missing.
+        KeyError: `LocalNames` knows no ports for one of `pod_names`.
+    """
+    plan = _plan(cluster, names, pools, images, credentials)
+    redis_pods, redis_services, redis_secrets = redis_objects(plan)
+    engines = [pod for pool in plan.engine_pools for pod in engine_pods(plan, pool)]
+    stored = store_pods(plan, plan.store) if plan.store is not None else []
+    return DesiredWorld(
+        pools=tuple(pool.manifest() for pool in inline_pools(cluster)),
+        pods=(*redis_pods, *stored, *engines),
+        deployments=(scheduler_deployment(plan),),
+        scheduler_pods=tuple(scheduler_pods(plan)),
+        services=(*services(plan), *redis_services),
+        config_maps=(scheduler_config_map(plan), *_engine_config_maps(plan)),
+        secrets=(*redis_secrets, *admin_secret(plan)),
+    )
+
+
+def pod_names(cluster: MooncakeCluster, *, pools: Sequence[Pool] = ()) -> list[str]:
+    """Names of all Pods that `render` will give, schedulers' included: each needs a port block locally."""
+    return _plan(cluster, TemplateNames(), pools, None, None).pods()
+
+
+def _plan(
+    cluster: MooncakeCluster,
+    names: Names,
+    pools: Sequence[Pool],
+    images: Images | None,
+    credentials: Credentials | None,
+) -> Plan:
+    return plan_of(cluster, names, pools, images=images or Images(), credentials=credentials or Credentials())
+
+
+def _engine_config_maps(plan: Plan) -> list[Object]:
+    if plan.store is None:
+        return []
+    return [config_map(plan, f"{plan.name}-engine", "engine", {STORE_CONFIG: store_client_config(plan)})]

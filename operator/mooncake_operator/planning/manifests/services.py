@@ -1,0 +1,46 @@
+"""Services: the cluster's endpoint, names for the Pods of pools, and the store's master."""
+
+from __future__ import annotations
+
+from mooncake_operator.planning.manifests.objects import Object, service
+from mooncake_operator.planning.manifests.plan import Plan
+from mooncake_operator.planning.names import Port
+
+HTTP_PORT = 80
+
+
+def services(plan: Plan) -> list[Object]:
+    """All Services of a cluster but Redis' own."""
+    found = [_endpoint(plan), *(_pool(plan, pool.name, pool.pods()[0]) for pool in plan.engine_pools)]
+    if plan.store is not None:
+        found += [_pool(plan, plan.store.name, plan.store.nodes()[0]), _master(plan)]
+    return found
+
+
+def _endpoint(plan: Plan) -> Object:
+    selector = {"mooncake.io/cluster": plan.name, "mooncake.io/role": "scheduler"}
+    admin = plan.names.port(plan.scheduler_pods()[0], Port.ADMIN)
+    ports: list[tuple[str, int, int | str]] = [("http", HTTP_PORT, "serving"), ("admin", admin, "admin")]
+    return service(plan, plan.scheduler_name, "scheduler", selector, ports)
+
+
+def _pool(plan: Plan, name: str, first_pod: str) -> Object:
+    selector = {"mooncake.io/cluster": plan.name, "mooncake.io/pool": name}
+    port = plan.names.port(first_pod, Port.ENGINE)
+    return service(plan, name, "pool", selector, [("http", port, "http")], headless=True)
+
+
+def _master(plan: Plan) -> Object:
+    if plan.store is None:
+        raise ValueError(f"cluster {plan.name} has no KV cache pool")
+    selector = {
+        "mooncake.io/cluster": plan.name,
+        "mooncake.io/pool": plan.store.name,
+        "mooncake.io/role": "store-master",
+    }
+    (first, *_) = plan.store.masters()
+    ports: list[tuple[str, int, int | str]] = [
+        ("rpc", plan.names.port(first, Port.MASTER_RPC), "rpc"),
+        ("http", plan.names.port(first, Port.MASTER_HTTP), "http"),
+    ]
+    return service(plan, plan.store.master_service, "store-master", selector, ports)

@@ -1,0 +1,96 @@
+"""The sidecar beside each engine, where schedulers share their state."""
+
+from __future__ import annotations
+
+from mooncake_core.config import ListenConfig, SidecarConfig
+from mooncake_core.registry import Role
+
+from mooncake_operator.planning.manifests.objects import (
+    JOURNAL_DIR,
+    POD_IP,
+    RUN_DIR,
+    Object,
+    env,
+    http_get,
+    mount,
+    pod_ip,
+    reference,
+)
+from mooncake_operator.planning.manifests.plan import EnginePoolPlan, Plan
+from mooncake_operator.planning.manifests.sharing import redis_access, shared_namespace
+from mooncake_operator.planning.manifests.transfer import master_url
+from mooncake_operator.planning.names import Port
+
+CONFIG_VARIABLE = "MOONCAKE_SIDECAR_CONFIG"
+EVENTS_ENDPOINT = f"ipc://{reference(RUN_DIR[0])}/kv-events.sock"
+REPLAY_ENDPOINT = f"ipc://{reference(RUN_DIR[0])}/kv-replay.sock"
+EVENTS_TOPIC = "kv-events"
+
+
+def sidecar_container(plan: Plan, pool: EnginePoolPlan, pod: str, pairing: str) -> Object:
+    """The container; its configuration is an environment variable because it differs from Pod to Pod."""
+    access = redis_access(plan)
+    if access is None:
+        raise ValueError(f"cluster {plan.name} shares no Redis: a sidecar has nowhere to write to")
+    port = plan.names.port(pod, Port.SIDECAR)
+    config = sidecar_config(plan, pool, pod, pairing)
+    return {
+        "name": "sidecar",
+        "image": plan.images.mooncake,
+        "command": ["python", "-m", "mooncake_sidecar.engine"],
+        "env": [
+            pod_ip(),
+            env(*RUN_DIR),
+            env(*JOURNAL_DIR),
+            *access.env,
+            # Last: it refers to those above.
+            env(CONFIG_VARIABLE, config.model_dump_json(exclude_none=True)),
+        ],
+        "ports": [{"name": "sidecar", "containerPort": port}],
+        "livenessProbe": http_get("/healthz", "sidecar", periodSeconds=10, timeoutSeconds=5),
+        "readinessProbe": http_get("/readyz", "sidecar", periodSeconds=2, timeoutSeconds=5),
+        "volumeMounts": [
+            mount("run", RUN_DIR, read_only=False),
+            mount("journal", JOURNAL_DIR, read_only=False),
+            *access.mounts,
+        ],
+    }
+
+
+def sidecar_config(plan: Plan, pool: EnginePoolPlan, pod: str, pairing: str) -> SidecarConfig:
+    """What the sidecar of one Pod is told."""
+    access = redis_access(plan)
+    if access is None:
+        raise ValueError(f"cluster {plan.name} shares no Redis: a sidecar has nowhere to write to")
+    engine = plan.cluster.spec.engine
+    engine_port = plan.names.port(pod, Port.ENGINE)
+    sidecar_port = plan.names.port(pod, Port.SIDECAR)
+    own = f"http://{reference(POD_IP)}"
+    bootstraps = engine.connector == "MooncakeConnector" and pool.role is Role.PREFILL
+    return SidecarConfig(
+        instance=pod,
+        cluster=plan.name,
+        namespace=shared_namespace(plan),
+        pool=pool.name,
+        role=pool.role,
+        model=plan.cluster.spec.model.name,
+        revision=pairing,
+        engine=plan.engine_kind,
+        connector=engine.connector,
+        engine_url=f"http://127.0.0.1:{engine_port}",
+        advertised_url=f"{own}:{engine_port}",
+        bootstrap_url=f"{own}:{plan.names.port(pod, Port.BOOTSTRAP)}" if bootstraps else "",
+        advertised_admin_url=f"{own}:{sidecar_port}",
+        listen=ListenConfig(host=plan.names.listen_host, port=sidecar_port),
+        redis_url=access.url,
+        redis_password_file=access.password_file,
+        journal_dir=reference(JOURNAL_DIR[0]),
+        events_endpoint=EVENTS_ENDPOINT,
+        replay_endpoint=REPLAY_ENDPOINT,
+        fetch="store" if plan.store else "none",
+        store=plan.store.name if plan.store else "",
+        store_url=master_url(plan) if plan.store else "",
+        pipeline_stages=pool.spec.instance.parallelism.pipeline,
+        time_scale=engine.time_scale,
+        drain_timeout_s=pool.spec.drain.timeout_seconds,
+    )

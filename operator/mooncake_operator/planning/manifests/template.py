@@ -1,0 +1,69 @@
+"""Merging a user's Pod template into a rendered Pod, by the keys that Kubernetes merges its lists by."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, cast
+
+from mooncake_core.api.pods import PodTemplate
+
+from mooncake_operator.planning.manifests.objects import Object
+
+# Strategic merge keys of the lists in a PodSpec; other lists are appended to.
+_MERGE_KEYS: Mapping[str, tuple[str, ...]] = {
+    "containers": ("name",),
+    "initContainers": ("name",),
+    "env": ("name",),
+    "volumes": ("name",),
+    "volumeMounts": ("mountPath",),
+    "volumeDevices": ("devicePath",),
+    "ports": ("containerPort", "protocol"),
+    "imagePullSecrets": ("name",),
+    "hostAliases": ("ip",),
+}
+
+
+def merge_template(pod: Object, template: PodTemplate | None) -> Object:
+    """The Pod with the template's additions; where both say something, the template's word counts.
+
+    What must not be overridden (managed variables, arguments, ports) the API has refused already.
+    """
+    if template is None:
+        return pod
+    metadata = dict(pod["metadata"])
+    # The product's own labels win: a selector must not be led astray.
+    metadata["labels"] = {**template.metadata.labels, **metadata.get("labels", {})}
+    if annotations := {**template.metadata.annotations, **metadata.get("annotations", {})}:
+        metadata["annotations"] = annotations
+    return {**pod, "metadata": metadata, "spec": _merged(pod["spec"], template.spec)}
+
+
+def _merged(base: Mapping[str, Any], added: Mapping[str, Any]) -> Object:
+    result = dict(base)
+    for field, value in added.items():
+        present = result.get(field)
+        if isinstance(present, Mapping) and isinstance(value, Mapping):
+            result[field] = _merged(present, value)
+        elif isinstance(present, list) and isinstance(value, list):
+            result[field] = _merged_list(present, value, _MERGE_KEYS.get(field))
+        else:
+            result[field] = value
+    return result
+
+
+def _merged_list(base: list[Any], added: list[Any], keys: tuple[str, ...] | None) -> list[Any]:
+    if keys is None:
+        return [*base, *added]
+    result = list(base)
+    positions = {_key(item, keys): position for position, item in enumerate(base)}
+    for item in added:
+        position = positions.get(_key(item, keys))
+        if position is None:
+            result.append(item)
+        else:
+            result[position] = _merged(result[position], item)
+    return result
+
+
+def _key(item: Any, keys: tuple[str, ...]) -> tuple[Any, ...]:
+    return tuple(cast(Mapping[str, Any], item).get(key) for key in keys)
