@@ -55,8 +55,7 @@ def engine_pods(plan: Plan, pool: EnginePoolPlan) -> list[Object]:
 
 def pool_revision(plan: Plan, pool: EnginePoolPlan) -> str:
     """Hash of a pool's Pods without what differs between Pods, runtimes and replica counts."""
-    anyone = Plan(plan.cluster, TemplateNames(), plan.engine_pools, plan.store, plan.images, plan.credentials)
-    return revision_of(_pod(anyone, pool, pool.name))
+    return revision_of(_pod(plan.anonymous(), pool, pool.name))
 
 
 def pairing_revision(plan: Plan) -> str:
@@ -138,11 +137,7 @@ def engine_arguments(plan: Plan, pool: EnginePoolPlan, pod: str) -> list[str]:
         *("--port", str(plan.names.port(pod, Port.ENGINE))),
         *("--block-size", str(spec.engine.block_size)),
         "--enable-prompt-tokens-details",
-        # With a sidecar the drain comes before SIGTERM; without one SIGTERM is the drain.
-        *(
-            "--shutdown-timeout",
-            str(_AFTER_DRAIN_S if plan.shares_state else pool.spec.drain.timeout_seconds),
-        ),
+        *("--shutdown-timeout", str(shutdown_s)),
     ]
     if parallelism.tensor > 1:
         arguments += ["--tensor-parallel-size", str(parallelism.tensor)]

@@ -27,7 +27,7 @@ from mooncake_operator.planning.names import Port
 
 def store_pods(plan: Plan, store: StorePlan) -> list[Object]:
     """Master first: nodes that start before it try again until it is there."""
-    anyone = Plan(plan.cluster, TemplateNames(), plan.engine_pools, plan.store, plan.images, plan.credentials)
+    anyone = plan.anonymous()
     master_revision = revision_of(_master_pod(anyone, store, store.name))
     node_revision = revision_of(_node_pod(anyone, store, store.name))
     masters = [with_revision(_master_pod(plan, store, pod), master_revision) for pod in store.masters()]
