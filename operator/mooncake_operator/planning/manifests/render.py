@@ -52,8 +52,8 @@ class DesiredWorld:
 def render(
     cluster: MooncakeCluster,
     names: Names,
-    *,
     pools: Sequence[Pool] = (),
+    *,
     images: Images | None = None,
     credentials: Credentials | None = None,
 ) -> DesiredWorld:
@@ -85,7 +85,7 @@ def render(
     )
 
 
-def pod_names(cluster: MooncakeCluster, *, pools: Sequence[Pool] = ()) -> list[str]:
+def pod_names(cluster: MooncakeCluster, pools: Sequence[Pool] = ()) -> list[str]:
     """Names of all Pods that `render` will give, schedulers' included: each needs a port block locally."""
     return _plan(cluster, TemplateNames(), pools, None, None).pods()
 

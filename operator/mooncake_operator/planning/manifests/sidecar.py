@@ -5,6 +5,7 @@ from __future__ import annotations
 from mooncake_core.config import ListenConfig, SidecarConfig
 from mooncake_core.registry import Role
 
+from mooncake_operator.planning.manifests.capacity import kv_capacity_tokens, max_batch
 from mooncake_operator.planning.manifests.objects import (
     JOURNAL_DIR,
     POD_IP,
@@ -91,6 +92,8 @@ def sidecar_config(plan: Plan, pool: EnginePoolPlan, pod: str, pairing: str) -> 
         store=plan.store.name if plan.store else "",
         store_url=master_url(plan) if plan.store else "",
         pipeline_stages=pool.spec.instance.parallelism.pipeline,
+        kv_capacity_tokens=kv_capacity_tokens(engine),
+        max_batch=max_batch(engine),
         time_scale=engine.time_scale,
         drain_timeout_s=pool.spec.drain.timeout_seconds,
     )

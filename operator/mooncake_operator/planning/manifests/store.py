@@ -101,7 +101,7 @@ def _node_pod(plan: Plan, store: StorePlan, pod: str) -> Object:
         "volumeMounts": [mount("ssd", ssd_folder, read_only=False)] if ssd_folder else [],
     }
     volumes = [{"name": "ssd", "emptyDir": {"sizeLimit": ssd.size}}] if ssd else []
-    own = labels(plan, "store", pool=store.name, role="store", instance=pod)
+    own = labels(plan, "store-node", pool=store.name, role="store-node", instance=pod)
     return a_pod(
         plan,
         pod,
