@@ -3,6 +3,7 @@
 from mooncake_core.index.contract import Change, Depth, PrefixIndex, Removed, Source, Stored, Tier
 from mooncake_core.index.memory import MemoryIndex
 from mooncake_core.index.overlay import SpeculativeOverlay
+from mooncake_core.index.redis import RedisIndex, SlotsExhaustedError
 from mooncake_core.index.stats import IndexStats
 
 __all__ = [
@@ -11,7 +12,9 @@ __all__ = [
     "IndexStats",
     "MemoryIndex",
     "PrefixIndex",
+    "RedisIndex",
     "Removed",
+    "SlotsExhaustedError",
     "Source",
     "SpeculativeOverlay",
     "Stored",

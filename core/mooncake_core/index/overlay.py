@@ -9,10 +9,11 @@ from mooncake_core.index.contract import Depth
 
 
 class SpeculativeOverlay:
-    """Blocks that an instance is about to hold, believed for a short time. Each scheduler process has its own.
+    """Blocks that an instance is about to hold, believed for a short time; one for each scheduler process.
 
-    An engine reports a block only after it was computed; until then, requests of the same prefix would not see
-    each other. Entries are merged into what the index knows, and end by themselves: a wrong guess costs little.
+    An engine reports a block only after it was computed; until then, requests of the same prefix would not
+    see each other. Entries are merged into what the index knows, and end by themselves: a wrong guess costs
+    little.
 
     Args:
         max_blocks: bound on (instance, block) pairs; beyond, those that would end first are dropped.

@@ -15,7 +15,16 @@ while the client reconnects in the background; nothing is queued or sent twice.
 
 from mooncake_core.resp.address import Address
 from mooncake_core.resp.client import RespClient
-from mooncake_core.resp.connection import Argument, DeadlineError, Reply, ReplyError
+from mooncake_core.resp.connection import Argument, DeadlineError, Reply, ReplyError, UnavailableError
 from mooncake_core.resp.script import Script
 
-__all__ = ["Address", "Argument", "DeadlineError", "Reply", "ReplyError", "RespClient", "Script"]
+__all__ = [
+    "Address",
+    "Argument",
+    "DeadlineError",
+    "Reply",
+    "ReplyError",
+    "RespClient",
+    "Script",
+    "UnavailableError",
+]

@@ -13,6 +13,9 @@ Argument: TypeAlias = bytes | str | int | float | memoryview
 Reply: TypeAlias = Any
 """bytes, int, None, or a list of these."""
 
+_UNAVAILABLE_CODES = frozenset(
+    {"BUSY", "CLUSTERDOWN", "LOADING", "MASTERDOWN", "MISCONF", "NOREPLICAS", "OOM", "READONLY", "TRYAGAIN"}
+)
 _NOT_YET = object()
 _MAX_PENDING = 1 << 16
 _MAX_UNSENT_BYTES = 32 << 20
@@ -31,8 +34,20 @@ class ReplyError(Exception):
         return str(self).partition(" ")[0]
 
 
+class UnavailableError(ReplyError, ConnectionError):
+    """Redis is there but cannot serve now: loading, full, busy, or no longer the primary."""
+
+
 class DeadlineError(ConnectionError):
     """The reply did not come within the call's time. Whether the command was carried out is not known."""
+
+
+def _error(text: str) -> ReplyError:
+    # Inside a script the code of the failed command stands behind the script's own "ERR".
+    code = text.partition(" ")[0]
+    if code in _UNAVAILABLE_CODES or "-OOM " in text or "-READONLY " in text:
+        return UnavailableError(text)
+    return ReplyError(text)
 
 
 class _Waiter:
@@ -64,7 +79,7 @@ class Connection(asyncio.Protocol):
         self._loop = loop
         self._stall_s = stall_s
         self._on_error = on_error
-        self._reader = hiredis.Reader(replyError=ReplyError, notEnoughData=_NOT_YET)
+        self._reader = hiredis.Reader(replyError=_error, notEnoughData=_NOT_YET)
         self._waiters: deque[_Waiter] = deque()
         self._transport: asyncio.Transport | None = None
         self._unsent: list[bytes] = []
