@@ -1,9 +1,9 @@
 """Recursive least squares for three constants that are never negative, at a fixed cost an observation.
 
 y = θ0·x0 + θ1·x1 + θ2·x2. Observations weigh by their relative error, so that short and long ones count
-alike. Old ones fade, but only in the direction that new ones tell about (Cao and Schwartz, "A directional
-forgetting algorithm based on the decomposition of the information matrix", Automatica 36, 2000): steady traffic of
-one shape does not wear away what was learned about others.
+alike. Old ones fade, but only in the direction that new ones tell about, so that steady traffic of one shape
+does not wear away what was learned about others (Cao and Schwartz, "A directional forgetting algorithm based
+on the decomposition of the information matrix", Automatica 36, 2000).
 """
 
 from __future__ import annotations
