@@ -17,6 +17,11 @@ _LONGEST_POD_FOLDER = 62
 _LONGEST_RUN_ROOT = 34
 
 
+def state_root(environ: Mapping[str, str]) -> Path:
+    """Below it each cluster has a folder of its name."""
+    return Path(environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "mooncake"
+
+
 @dataclass(frozen=True, slots=True)
 class Folders:
     """`state` outlives a run (logs, lock, record of processes); `run` holds the volumes and goes with it."""
@@ -28,8 +33,7 @@ class Folders:
     @classmethod
     def of(cls, cluster: str, environ: Mapping[str, str] = os.environ) -> Self:
         """The folders of a cluster of this user: XDG's places, with a short run path for sockets."""
-        state_root = Path(environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
-        state = state_root / "mooncake" / cluster
+        state = state_root(environ) / cluster
         digest = hashlib.sha256(str(state).encode()).hexdigest()[:8]
         runtime_dir = environ.get("XDG_RUNTIME_DIR")
         if (

@@ -30,9 +30,22 @@ def loopback_port_is_free(port: int, host: str = "127.0.0.1") -> bool:
 class PortBlocks:
     """Gives each Pod a block of 10 ports, the same one each time as far as it is free."""
 
-    def __init__(self, cluster: str, *, is_free: Callable[[int], bool] = loopback_port_is_free) -> None:
-        """Remember the cluster, whose name spreads several clusters of one machine over the range."""
+    def __init__(
+        self,
+        cluster: str,
+        *,
+        reserved: Iterable[int] = (),
+        is_free: Callable[[int], bool] = loopback_port_is_free,
+    ) -> None:
+        """Prepare.
+
+        Args:
+            cluster: its name spreads several clusters of one machine over the range.
+            reserved: ports that no block may contain.
+            is_free: whether a server could listen on a port.
+        """
         self._cluster = cluster
+        self._reserved = frozenset(reserved)
         self._is_free = is_free
         self._bases: dict[str, int] = {}
 
@@ -56,7 +69,8 @@ class PortBlocks:
         taken = set(self._bases.values())
         for step in range(BLOCKS):
             base = FIRST_PORT + (wanted + step) % BLOCKS * BLOCK_PORTS
-            if base not in taken and all(map(self._is_free, range(base, base + BLOCK_PORTS))):
+            ports = range(base, base + BLOCK_PORTS)
+            if base not in taken and self._reserved.isdisjoint(ports) and all(map(self._is_free, ports)):
                 return base
         last = FIRST_PORT + BLOCKS * BLOCK_PORTS - 1
         raise LocalRuntimeError(

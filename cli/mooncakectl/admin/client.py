@@ -1,0 +1,83 @@
+"""A client of the scheduler's admin API."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Any, Self
+from urllib.parse import quote
+
+import httpx
+
+from mooncakectl.admin.find import admin_token
+from mooncakectl.console import CommandError
+
+_TIMEOUT_S = 10.0
+
+
+class AdminError(CommandError):
+    """The scheduler did not answer, or refused; the message says what to do."""
+
+
+class AdminClient:
+    """Questions to one scheduler; an async context manager."""
+
+    def __init__(self, url: str, *, timeout_s: float = _TIMEOUT_S) -> None:
+        """Prepare.
+
+        Args:
+            url: base URL of the admin port.
+            timeout_s: for each answer, in wall seconds.
+        """
+        self._url = url
+        token = admin_token()
+        headers = {"Authorization": f"Bearer {token}"} if token else {}
+        try:
+            self._http = httpx.AsyncClient(base_url=url, headers=headers, timeout=timeout_s, trust_env=False)
+        except httpx.InvalidURL as error:
+            raise AdminError(f"--url {url}: {error}") from error
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._http.aclose()
+
+    async def instances(self) -> Any:
+        """All instances with state and load."""
+        return await self._ask("GET", "/instances")
+
+    async def stats(self) -> Any:
+        """Counters and percentiles of the cluster."""
+        return await self._ask("GET", "/stats")
+
+    async def decision(self, request_id: str) -> Any:
+        """Why a request went where it went; raises AdminError when it is not known (any more)."""
+        missing = f"no decision about request {request_id}: it is too old, or another scheduler made it"
+        return await self._ask("GET", f"/decisions/{quote(request_id, safe='')}", missing=missing)
+
+    async def drain(self, instance: str, *, wanted: bool = True) -> Any:
+        """Mark an instance draining, or ready again."""
+        path = f"/instances/{quote(instance, safe='')}/drain"
+        missing = f"no instance {instance}: `mooncakectl status` lists them"
+        return await self._ask("POST" if wanted else "DELETE", path, missing=missing)
+
+    async def _ask(self, method: str, path: str, *, missing: str | None = None) -> Any:
+        try:
+            answer = await self._http.request(method, path)
+        except httpx.HTTPError as error:
+            reason = str(error) or type(error).__name__
+            raise AdminError(f"no answer from the scheduler's admin port at {self._url}: {reason}") from error
+        if answer.status_code == 404 and missing:
+            raise AdminError(missing)
+        if answer.status_code in (401, 403):
+            raise AdminError(f"{self._url} wants a token: set MOONCAKE_ADMIN_TOKEN (a token, or @FILE)")
+        if answer.is_error:
+            raise AdminError(f"{method} {self._url}{path}: HTTP {answer.status_code}: {answer.text[:200]}")
+        if not answer.content:
+            return None
+        try:
+            return answer.json()
+        except ValueError as error:
+            raise AdminError(f"{self._url}{path} does not speak JSON: is this the admin port?") from error

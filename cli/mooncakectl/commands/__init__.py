@@ -1,0 +1,1 @@
+"""One module a command; `register` adds it to the command line."""

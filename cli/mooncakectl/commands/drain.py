@@ -1,0 +1,39 @@
+"""`mooncakectl drain`: no new work for an instance."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Annotated
+
+import typer
+
+from mooncakectl.console import out, print_json
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command("drain")(drain)
+
+
+def drain(
+    instance: Annotated[str, typer.Argument(help="Its id: the Pod's name, as `status` shows it.")],
+    undo: Annotated[bool, typer.Option("--undo", help="Let it take work again.")] = False,
+    url: Annotated[
+        str | None, typer.Option(help="The scheduler's admin port; else the local cluster's.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the answer as JSON.")] = False,
+) -> None:
+    """Mark an instance draining: what it works on may end, nothing new is sent to it."""
+    answer = asyncio.run(_drain(instance, undo, url))
+    if as_json:
+        print_json(answer)
+    else:
+        state = "takes work again" if undo else "is draining: it gets no new work"
+        out.print(f"{instance} {state}", highlight=False)
+
+
+async def _drain(instance: str, undo: bool, url: str | None) -> object:
+    from mooncakectl.admin import AdminClient, admin_url
+
+    async with AdminClient(admin_url(url)) as admin:
+        return await admin.drain(instance, wanted=not undo)

@@ -1,0 +1,77 @@
+"""One local cluster from its manifest to its end: what `up` and `demo` have in common."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from mooncakectl.console import say
+from mooncakectl.local import Folders, LocalRuntime
+from mooncakectl.local.cluster import Definition, LocalCluster, plan_local, stop_wave
+from mooncakectl.local.ports import first_free_port
+from mooncakectl.local.supervision import EventSink
+
+DEFAULT_PORT = 8000
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """A cluster that was started."""
+
+    cluster: LocalCluster
+    runtime: LocalRuntime
+
+    async def drain_and_stop(self) -> None:
+        """Let work in flight end, then stop everything; `runtime.kill()` cuts it short."""
+        await self.runtime.stop(stop_wave)
+
+
+@asynccontextmanager
+async def started(
+    definition: Definition, *, port: int | None, secrets_dir: Path | None, on_event: EventSink
+) -> AsyncIterator[Session]:
+    """Start a cluster's processes; leaving ends those that still run.
+
+    Args:
+        definition: the cluster.
+        port: where clients reach it; None = 8000, or the next free one, with a remark.
+        secrets_dir: Secrets that the manifest does not hold.
+        on_event: told what happens to containers.
+
+    Raises:
+        LocalRuntimeError: the cluster is up already, or cannot run on this machine.
+    """
+    async with LocalRuntime(Folders.of(definition.name), on_event=on_event) as runtime:
+        if runtime.leftovers_ended:
+            say(f"ended {runtime.leftovers_ended} processes that a killed mooncakectl had left running")
+        serving_port = _serving_port(port)
+        cluster = plan_local(definition, serving_port=serving_port, secrets_dir=secrets_dir)
+        runtime.start(cluster.world)
+        runtime.announce(endpoint=cluster.endpoint, admin_url=next(iter(cluster.admin_urls), ""))
+        yield Session(cluster, runtime)
+
+
+def _serving_port(wanted: int | None) -> int:
+    if wanted is not None:
+        return first_free_port(wanted, tries=1)
+    found = first_free_port(DEFAULT_PORT)
+    if found != DEFAULT_PORT:
+        say(
+            f"port {DEFAULT_PORT} is taken: clients reach the cluster on {found} (--port chooses another one)"
+        )
+    return found
+
+
+async def first_of(*tasks: asyncio.Task[None]) -> None:
+    """Wait for the first of these, and cancel the others; what went wrong in any of them is raised."""
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

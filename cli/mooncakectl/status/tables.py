@@ -1,0 +1,91 @@
+"""A cluster's state as tables for a terminal; pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from mooncakectl.local.runtime import PodStatus
+from mooncakectl.status.snapshot import InstanceRow, LatencyRow, Snapshot
+
+_STATE_STYLES = {"ready": "green", "draining": "yellow", "unreachable": "red"}
+_UNKNOWN = "–"
+
+
+def snapshot_tables(snapshot: Snapshot, pods: Sequence[PodStatus] = ()) -> RenderableType:
+    """Everything: instances, Pods that are none (or not ready yet), and the cluster's figures."""
+    parts: list[RenderableType] = [_instances(snapshot.instances)]
+    known = {row.id for row in snapshot.instances}
+    others = [pod for pod in pods if not pod.ready or (pod.name not in known and pod.restarts)]
+    if others:
+        parts.append(_pods(others))
+    parts.append(_figures(snapshot))
+    if snapshot.problem:
+        parts.append(Text(snapshot.problem, style="yellow"))
+    return Group(*parts)
+
+
+def _instances(rows: Sequence[InstanceRow]) -> Table:
+    table = Table(title="instances", title_justify="left", box=None, pad_edge=False, header_style="bold")
+    for heading in ("INSTANCE", "ROLE", "STATE"):
+        table.add_column(heading)
+    for heading in ("QUEUED s", "BATCH", "KV TOKENS", "KV %"):
+        table.add_column(heading, justify="right")
+    for row in rows:
+        state = Text(row.state, style=_STATE_STYLES.get(row.state, ""))
+        share = row.kv_share
+        table.add_row(
+            row.id,
+            row.role,
+            state,
+            _number(row.queued_s, "{:.2f}"),
+            _number(row.batch, "{:.0f}"),
+            _number(row.kv_tokens, "{:,.0f}"),
+            _number(None if share is None else share * 100, "{:.1f}"),
+        )
+    if not rows:
+        table.add_row(Text("none yet", style="dim"))
+    return table
+
+
+def _pods(pods: Sequence[PodStatus]) -> Table:
+    table = Table(title="pods", title_justify="left", box=None, pad_edge=False, header_style="bold")
+    for heading in ("POD", "READY", "RESTARTS", "WHY"):
+        table.add_column(heading)
+    for pod in pods:
+        ready = Text("yes", style="green") if pod.ready else Text("no", style="yellow")
+        table.add_row(pod.name, ready, str(pod.restarts), pod.message)
+    return table
+
+
+def _figures(snapshot: Snapshot) -> Table:
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="bold")
+    table.add_column()
+    table.add_row("TTFT", _latency(snapshot.ttft, scale=1, unit="s"))
+    table.add_row("TBT", _latency(snapshot.tbt, scale=1000, unit="ms"))
+    hit_rate = None if snapshot.token_hit_rate is None else snapshot.token_hit_rate * 100
+    table.add_row("hit rate", _number(hit_rate, "{:.1f} % of prompt tokens"))
+    refused = ", ".join(f"{reason} {count}" for reason, count in sorted(snapshot.refused.items()) if count)
+    total = f"{sum(snapshot.refused.values())}" + (f" ({refused})" if refused else "")
+    table.add_row("requests", f"{snapshot.admitted} admitted, {total} refused")
+    return table
+
+
+def _latency(row: LatencyRow, *, scale: float, unit: str) -> Text:
+    def figure(seconds: float | None) -> str:
+        return _number(None if seconds is None else seconds * scale, "{:,.2f} " + unit)
+
+    text = Text(f"P50 {figure(row.p50_s)}  P90 {figure(row.p90_s)}")
+    if row.target_s is not None:
+        text.append(f"  SLO P{row.percentile} {figure(row.target_s)}", style="dim")
+        if (held := row.is_held) is not None:
+            text.append("  met" if held else "  missed", style="green" if held else "red")
+    return text
+
+
+def _number(value: float | None, form: str) -> str:
+    return _UNKNOWN if value is None else form.format(value)
