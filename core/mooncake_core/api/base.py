@@ -43,6 +43,11 @@ class Rule:
     """The field to name, relative to the model, in the manifest's spelling."""
 
 
+def server_rule(cel: str, message: str, at: str = "") -> Rule:
+    """A rule that only the API server keeps."""
+    return Rule(lambda _: True, cel, message, at)
+
+
 class ApiModel(BaseModel):
     """Base of all API types: camelCase in manifests, unknown fields are errors, nothing is converted."""
 
@@ -56,6 +61,8 @@ class ApiModel(BaseModel):
     )
 
     RULES: ClassVar[tuple[Rule, ...]] = ()
+    SERVER_RULES: ClassVar[tuple[Rule, ...]] = ()
+    """Rules for the API server only: what `problems` says better here, or what needs `oldSelf`."""
 
     def problems(self) -> Iterator[Problem]:
         """Complaints that no CEL rule can express; overridden by models that have some."""

@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from mooncake_core.api.base import ApiModel, Problem, Rule
+from mooncake_core.api.base import ApiModel, Problem, Rule, server_rule
 from mooncake_core.api.coordination import Coordination
 from mooncake_core.api.engine import EngineSpec, ModelSpec
 from mooncake_core.api.kvcache import KVCachePoolEntry
@@ -86,6 +86,23 @@ class MooncakeClusterSpec(ApiModel):
         ),
     )
 
+    SERVER_RULES: ClassVar[tuple[Rule, ...]] = (
+        server_rule(
+            "self.prefillPools.all(p, !self.decodePools.exists(d, d.name == p.name) && "
+            "!self.kvCachePools.exists(k, k.name == p.name)) && "
+            "self.decodePools.all(d, !self.kvCachePools.exists(k, k.name == d.name))",
+            "names must be unique over prefillPools, decodePools and kvCachePools; rename one of them",
+        ),
+        *(
+            server_rule(
+                f"!self.{field}.exists(p, p.name in [{', '.join(map(repr, RESERVED_ENTRY_NAMES))}])",
+                f"the names {', '.join(RESERVED_ENTRY_NAMES)} are taken by the cluster; choose another name",
+                at=field,
+            )
+            for field in ("prefillPools", "decodePools", "kvCachePools")
+        ),
+    )
+
     @property
     def instances(self) -> tuple[int, int]:
         """Prefill and decode instances of the inline pools."""
@@ -128,6 +145,15 @@ class MooncakeCluster(ApiModel):
     metadata: ObjectMeta
     spec: MooncakeClusterSpec
     status: ClusterStatus | None = None
+
+    SERVER_RULES: ClassVar[tuple[Rule, ...]] = tuple(
+        server_rule(
+            f"self.spec.{field}.all(p, size(self.metadata.name) + 1 + size(p.name) <= {MAX_NAME})",
+            f"<cluster>-<name> must have at most {MAX_NAME} characters; shorten one of the two",
+            at=f"spec.{field}",
+        )
+        for field in ("prefillPools", "decodePools", "kvCachePools")
+    )
 
     def problems(self) -> Iterator[Problem]:
         for at, pool in self.spec.entries():

@@ -8,7 +8,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field, StringConstraints
 
 from mooncake_core.api import managed
-from mooncake_core.api.base import ApiModel, Problem, Rule, Write
+from mooncake_core.api.base import ApiModel, Problem, Rule, Write, server_rule
 from mooncake_core.api.scalars import AbsolutePath, Argument, ObjectName, Text
 from mooncake_core.api.support import not_yet_value
 from mooncake_core.profiles import PROFILES
@@ -116,6 +116,15 @@ class EngineSpec(ApiModel):
             "self.type == 'Simulated' || !has(self.simulated)",
             "only simulated engines have it; remove it, or write type: Simulated",
             at="simulated",
+        ),
+    )
+
+    SERVER_RULES: ClassVar[tuple[Rule, ...]] = (
+        server_rule(
+            f"!self.args.exists(a, a.matches('{managed.ARGUMENT_PATTERN}'))",
+            "an argument is set by Mooncake itself (address, ports, model, block size, connector, parallelism);"
+            " remove it",
+            at="args",
         ),
     )
 

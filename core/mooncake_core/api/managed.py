@@ -43,6 +43,8 @@ ARGUMENTS: Mapping[str, str] = {
     "--time-scale": "set engine.simulated.timeScale",
 }
 _SHORT = {"-tp": "--tensor-parallel-size", "-pp": "--pipeline-parallel-size", "-dp": "--data-parallel-size"}
+ARGUMENT_PATTERN = f"^({'|'.join([*ARGUMENTS, *_SHORT])})(=|$)"
+"""What `ARGUMENTS` and their short forms look like, for CEL."""
 
 ENGINE_CONTAINER = "engine"
 SIDECAR_CONTAINER = "sidecar"

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from pydantic import Field, StringConstraints
 
-from mooncake_core.api.base import ApiModel
+from mooncake_core.api.base import ApiModel, Rule, server_rule
 from mooncake_core.api.scalars import Name, ObjectName
 
 
@@ -39,3 +39,9 @@ class ClusterReference(ApiModel):
     """The MooncakeCluster that a pool belongs to."""
 
     name: Name
+
+
+CLUSTER_REF_IS_IMMUTABLE: Rule = server_rule(
+    "self.clusterRef == oldSelf.clusterRef", "cannot be changed; make a new pool", at="clusterRef"
+)
+"""Moving a pool between clusters has no safe meaning."""

@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 
 from mooncake_core.api.base import ApiModel, Rule, Write
-from mooncake_core.api.metadata import ClusterReference, ObjectMeta
+from mooncake_core.api.metadata import CLUSTER_REF_IS_IMMUTABLE, ClusterReference, ObjectMeta
 from mooncake_core.api.network import HugepagesSpec
 from mooncake_core.api.pods import Drain, InstanceSpec, PodTemplate, Resources, Scheduling
 from mooncake_core.api.scalars import Name, Replicas
@@ -92,16 +92,7 @@ class EnginePoolSpec(EnginePool):
     declared_replicas: Replicas | None = None
     """The inline number as last seen by the operator; left out in pools written on their own."""
 
-    RULES: ClassVar[tuple[Rule, ...]] = (
-        *EnginePool.RULES,
-        # A transition rule: `oldSelf` exists for the API server only.
-        Rule(
-            lambda _: True,
-            "self.clusterRef == oldSelf.clusterRef",
-            "cannot be changed; make a new pool",
-            at="clusterRef",
-        ),
-    )
+    SERVER_RULES: ClassVar[tuple[Rule, ...]] = (CLUSTER_REF_IS_IMMUTABLE,)
 
 
 class MooncakePrefillPool(ApiModel):
