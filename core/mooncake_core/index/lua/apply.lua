@@ -75,6 +75,7 @@ end
 
 -- Writes both halves anew: deleting fields one by one is slower, and would leave a bucket that has outgrown
 -- its compact form in the loose one.
+-- Returns the number of blocks that it went through.
 local function split()
   local source, target = root .. ':' .. (buckets - low), root .. ':' .. buckets
   local bit_value = 2 ^ (floor(math.log(low) / math.log(2) + 0.5) % 8)
@@ -94,6 +95,7 @@ local function split()
   end
   buckets = buckets + 1
   if buckets == low * 2 then low = low * 2 end
+  return #pairs_of_source / 2
 end
 
 for at = 7, #ARGV, 2 do
@@ -104,8 +106,10 @@ for at = 7, #ARGV, 2 do
   end
 end
 
-local buckets_before = buckets
-while entries > per_bucket * buckets and buckets < MOST_BUCKETS and buckets - buckets_before < 8 do split() end
+local buckets_before, handled = buckets, 0
+while entries > per_bucket * buckets and buckets < MOST_BUCKETS and handled < 1024 do
+  handled = handled + split()
+end
 if buckets ~= buckets_before then call('HSET', root, 'buckets', buckets) end
 if entries ~= entries_before then call('HSET', root, 'entries', entries) end
 if ARGV[4] == '1' then

@@ -28,15 +28,15 @@ local function known_bytes(width)
   if width >= 16777216 then return 3 elseif width >= 65536 then return 2 else return 1 end
 end
 
--- Linear hashing: buckets before `buckets - low` are split already, so one more bit of the key counts.
+-- Linear hashing: the buckets before `buckets - low` are split already, one more bit of the key counts there.
 local function place(key)
   local a, b, c = byte(key, 1, 3)
   local hash = a + 256 * b + 65536 * c
-  local width = low * 2
-  local bucket = hash % width
-  if bucket >= buckets then
-    width = low
-    bucket = hash % low
+  local width = low
+  local bucket = hash % low
+  if bucket < buckets - low then
+    width = low * 2
+    bucket = hash % width
   end
   return root .. ':' .. bucket, sub(key, known_bytes(width) + 1)
 end

@@ -134,17 +134,16 @@ local function match(keys)
     return depth, hole
   end
 
-  if #names > 0 then
-    local left = look(0)
-    if length <= WALK then
-      for position = 1, length - 1 do
-        if not any_lost(left, nothing) then break end
-        left = both(left, look(position))
-      end
-    else
-      narrow(0, left, length)
-      check_for_holes()
+  if #names == 0 then return {looks, 0, sub(first, -2) == OVERFLOW and 1 or 0} end
+  local left = look(0)
+  if length <= WALK then
+    for position = 1, length - 1 do
+      if not any_lost(left, nothing) then break end
+      left = both(left, look(position))
     end
+  else
+    narrow(0, left, length)
+    check_for_holes()
   end
 
   local depth, hole = depths()
