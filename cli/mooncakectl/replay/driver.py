@@ -101,6 +101,7 @@ class _Run:
         self._under_way: dict[asyncio.Task[None], tuple[int, float]] = {}
         self._ended: Counter[OutcomeKind] = Counter()
         self._sent = 0
+        self._broken: Exception | None = None
         self.outcomes: list[Outcome] = []
         self.late_s = 0.0
 
@@ -115,6 +116,8 @@ class _Run:
                 sending.result()
         finally:
             await self._interrupt(sending, stopping)
+        if self._broken is not None:
+            raise self._broken
 
     async def _send_all(self) -> None:
         loop = asyncio.get_running_loop()
@@ -138,6 +141,10 @@ class _Run:
             request = self._target.completion(f"replay-{self._options.seed}-{index}", body)
             answer = await exchange(self._target.endpoint, request, self._options.timeout_s)
             self._end(classify(index, answer))
+        except Exception as error:
+            # Whatever the server does has an outcome: this is a fault of the client, and spoils the replay.
+            self._broken = self._broken or error
+            raise
         finally:
             if self._places is not None:
                 self._places.release()

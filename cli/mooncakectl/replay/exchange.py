@@ -152,6 +152,9 @@ class _Exchange(asyncio.Protocol):
         self._end(Ending.COMPLETE)
 
     def _event(self, event: bytes) -> None:
+        if not event.startswith(_DATA):
+            # A comment, or an event with a name before its data.
+            event = event[event.find(b"\ndata:") + 1 :]
         if event.startswith(_DONE):
             self._done = True
             # A server that forgets to end its answer after that has said all the same.

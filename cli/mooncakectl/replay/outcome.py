@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from enum import StrEnum
+from itertools import pairwise
 from typing import Any, Final
 
 import msgspec
@@ -96,7 +97,7 @@ def _completed(index: int, answer: Answer, times_s: Sequence[float], usage: dict
 
 def tail_tbt_s(times_s: Sequence[float]) -> float | None:
     """A request's TBT: the mean of the longest 10 % of its gaps, at least one (FAST'25 §5.1)."""
-    gaps = sorted((b - a for a, b in zip(times_s, times_s[1:], strict=False)), reverse=True)
+    gaps = sorted((b - a for a, b in pairwise(times_s)), reverse=True)
     if not gaps:
         return None
     longest = gaps[: math.ceil(len(gaps) * _TAIL_SHARE)]

@@ -1,6 +1,6 @@
 """Workloads: traces in the format released with the Mooncake paper, generators, and what a trace contains."""
 
-from mooncake_simulator.workloads.distributions import Distribution, parse_distribution
+from mooncake_simulator.workloads.distributions import Distribution, parse_distribution, parse_quantity
 from mooncake_simulator.workloads.prompts import Vocabulary, prompt_json, prompt_tokens
 from mooncake_simulator.workloads.sessions import SessionShape, generate
 from mooncake_simulator.workloads.summary import TraceStatistics, describe, token_hit_rate
@@ -25,6 +25,7 @@ __all__ = [
     "generate",
     "jitter",
     "parse_distribution",
+    "parse_quantity",
     "prompt_json",
     "prompt_tokens",
     "read_trace",

@@ -44,17 +44,21 @@ def parse_distribution(text: str) -> Distribution:
     form, count, build = known
     if len(words) != count:
         raise ValueError(f"distribution {text!r}: expected {form}")
-    values = [_number(word, text) for word in words]
     try:
-        return Distribution(text.strip(), build(values))
+        return Distribution(text.strip(), build([parse_quantity(word) for word in words]))
     except ValueError as error:
         raise ValueError(f"distribution {text!r}: {error}") from None
 
 
-def _number(word: str, text: str) -> float:
-    match = _NUMBER.fullmatch(word)
+def parse_quantity(text: str) -> float:
+    """A number with a unit: seconds from ms, s, m or h, thousands from k.
+
+    Raises:
+        ValueError: it is not one.
+    """
+    match = _NUMBER.fullmatch(text.strip())
     if match is None:
-        raise ValueError(f"distribution {text!r}: {word!r} is not a number with ms, s, m, h or k")
+        raise ValueError(f"{text!r} is not a number, alone or with ms, s, m, h or k behind it")
     return float(match["value"]) * _UNITS[match["unit"] or ""]
 
 
