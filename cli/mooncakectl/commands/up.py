@@ -67,7 +67,7 @@ async def _up(
     from mooncakectl.session import first_of, started
 
     try:
-        async with started(definition, port=port, secrets_dir=secrets, on_event=_print_event) as session:
+        async with started(definition, port=port, secrets_dir=secrets, on_event=print_event) as session:
             with Interrupts(session.runtime.kill) as interrupts:
                 asked = asyncio.create_task(_wait(interrupts.asked))
                 await first_of(asked, asyncio.create_task(_serve(session, table=table, as_json=as_json)))
@@ -131,7 +131,8 @@ def _print_welcome(session: Session) -> None:
     out.print("\n".join(lines), highlight=False, soft_wrap=True, markup=False)
 
 
-def _print_event(pod: str, container: str, line: str) -> None:
+def print_event(pod: str, container: str, line: str) -> None:
+    """Tell on stderr what happened to a container."""
     err.print(f"{pod}/{container}: {line}", highlight=False, soft_wrap=True, markup=False, style="dim")
 
 

@@ -1,0 +1,39 @@
+"""`mooncakectl explain`: why a request went where it went."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Annotated, Any
+
+import typer
+
+from mooncakectl.console import out, print_json
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command("explain")(explain)
+
+
+def explain(
+    request_id: Annotated[str, typer.Argument(help="The x-request-id of its answer.")],
+    url: Annotated[
+        str | None, typer.Option(help="The scheduler's admin port; else the local cluster's.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the scheduler's answer as JSON.")] = False,
+) -> None:
+    """Show a decision: who was considered, what was predicted, and what came of it."""
+    from mooncakectl.status.decision import decision_view
+
+    decision = asyncio.run(_ask(request_id, url))
+    if as_json:
+        print_json(decision)
+    else:
+        out.print(decision_view(decision))
+
+
+async def _ask(request_id: str, url: str | None) -> Any:
+    from mooncakectl.admin import AdminClient, admin_url
+
+    async with AdminClient(admin_url(url)) as admin:
+        return await admin.decision(request_id)

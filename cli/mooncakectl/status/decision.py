@@ -1,0 +1,102 @@
+"""A decision of the Conductor as a person reads it; pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+_UNKNOWN = "–"
+# Predicted before, measured after; the same names in a decision and its placement.
+_COMPARED = (("prefill", "prefill_s"), ("TTFT", "ttft_s"), ("TBT", "tbt_s"))
+
+
+def decision_view(decision: Mapping[str, Any]) -> RenderableType:
+    """Who was considered, what was predicted, what was measured; parts that are not known are left out."""
+    placement = decision.get("placement") or {}
+    parts: list[RenderableType] = [_headline(decision, placement)]
+    if considered := placement.get("considered"):
+        parts.append(_prefill_candidates(considered, _id(placement.get("prefill"))))
+    if considered := placement.get("considered_decode"):
+        parts.append(_decode_candidates(considered, _id(placement.get("decode"))))
+    if placement:
+        parts.append(_predicted_against_measured(decision, placement))
+    return Group(*parts)
+
+
+def _headline(decision: Mapping[str, Any], placement: Mapping[str, Any]) -> Text:
+    ask = decision.get("ask") or {}
+    text = Text(str(decision.get("request_id", "")), style="bold")
+    text.append(f"  {decision.get('path', '')}  tenant {decision.get('tenant', 'default')}", style="dim")
+    if tokens := ask.get("prompt_tokens"):
+        text.append(f"\n{tokens:,} prompt tokens")
+        reused, fetched = placement.get("prefix_tokens") or 0, placement.get("fetch_tokens") or 0
+        text.append(f", {reused:,} of them expected from the cache ({fetched:,} fetched from the store)")
+        if (cached := decision.get("cached_tokens")) is not None:
+            text.append(f", {cached:,} found there")
+    if refused := decision.get("refused"):
+        text.append(f"\nrefused: {refused}", style="red")
+    elif placement:
+        prefill = _id(placement.get("prefill")) or "the decode instance itself"
+        text.append(f"\nprefill on {prefill}, decode on {_id(placement.get('decode'))}", style="green")
+    if outcome := decision.get("outcome"):
+        attempts = decision.get("attempts") or 1
+        text.append(f"\noutcome: {outcome}" + (f" after {attempts} attempts" if attempts > 1 else ""))
+    return text
+
+
+def _prefill_candidates(considered: Iterable[Mapping[str, Any]], chosen: str) -> Table:
+    table = _table("considered for prefill, in model seconds")
+    for heading in ("INSTANCE", "PREFIX", "FETCH", "QUEUE", "TRANSFER", "PREFILL", "= TTFT"):
+        table.add_column(heading, justify="left" if heading == "INSTANCE" else "right")
+    for one in considered:
+        seconds = [_seconds(one.get(name)) for name in ("queue_s", "transfer_s", "prefill_s", "ttft_s")]
+        tokens = [_tokens(one.get(name)) for name in ("prefix_tokens", "fetch_tokens")]
+        table.add_row(_marked(one, chosen), *tokens, *seconds)
+    return table
+
+
+def _decode_candidates(considered: Iterable[Mapping[str, Any]], chosen: str) -> Table:
+    table = _table("considered for decode, at the moment the request would arrive there")
+    for heading in ("INSTANCE", "BATCH", "KV TOKENS", "TBT"):
+        table.add_column(heading, justify="left" if heading == "INSTANCE" else "right")
+    for one in considered:
+        row = [_tokens(one.get("batch")), _tokens(one.get("kv_tokens")), _seconds(one.get("tbt_s"))]
+        table.add_row(_marked(one, chosen), *row)
+    return table
+
+
+def _predicted_against_measured(decision: Mapping[str, Any], placement: Mapping[str, Any]) -> Table:
+    table = _table("predicted against measured, in model seconds")
+    for heading in ("", "PREDICTED", "MEASURED"):
+        table.add_column(heading, justify="right" if heading else "left")
+    for title, name in _COMPARED:
+        table.add_row(title, _seconds(placement.get(name)), _seconds(decision.get(name)))
+    return table
+
+
+def _table(title: str) -> Table:
+    return Table(title=f"\n{title}", title_justify="left", box=None, pad_edge=False, header_style="bold")
+
+
+def _marked(candidate: Mapping[str, Any], chosen: str) -> Text:
+    name = str(candidate.get("instance", ""))
+    return Text(f"→ {name}", style="green") if name == chosen else Text(f"  {name}")
+
+
+def _id(instance: Any) -> str:
+    """An instance's id, whether it is given alone or with all that is known of it."""
+    return str((instance.get("id", "") if isinstance(instance, Mapping) else instance) or "")
+
+
+def _seconds(value: float | None) -> str:
+    if value is None:
+        return _UNKNOWN
+    return f"{value:.3f} s" if value >= 1 else f"{value * 1000:.1f} ms"
+
+
+def _tokens(value: int | None) -> str:
+    return _UNKNOWN if value is None else f"{value:,}"
