@@ -1,0 +1,270 @@
+"""The scheduler process: its parts put together, started and stopped."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import structlog
+from mooncake_core.config.base import ConfigError
+from mooncake_core.config.scheduler import SchedulerConfig
+from mooncake_core.ledger import Ledger, MemoryLedger
+from mooncake_core.profiles import PROFILES
+from mooncake_core.registry import Registry, Role
+from mooncake_core.registry.static import StaticRegistry
+
+from mooncake_scheduler import policies
+from mooncake_scheduler.clock import Clock
+from mooncake_scheduler.conductor.admission import Admission
+from mooncake_scheduler.conductor.conductor import Conductor
+from mooncake_scheduler.conductor.cost import CostModel, CostModels
+from mooncake_scheduler.gateway.accounting import Accounting
+from mooncake_scheduler.gateway.auth import AdminToken, ApiKeys
+from mooncake_scheduler.gateway.datapath import DataPath
+from mooncake_scheduler.gateway.decisions import Decisions
+from mooncake_scheduler.gateway.errors import plain_error_body
+from mooncake_scheduler.gateway.health import Probes
+from mooncake_scheduler.gateway.http1 import HttpServer, ServerLimits
+from mooncake_scheduler.gateway.placement import Placer
+from mooncake_scheduler.gateway.residency import LocalResidency, SharedResidency
+from mooncake_scheduler.gateway.roster import Roster
+from mooncake_scheduler.gateway.services import Services
+from mooncake_scheduler.gateway.tokens import Tokens
+from mooncake_scheduler.metrics import Exposition, GatewayMetrics
+from mooncake_scheduler.shared import SharedState
+
+_log = structlog.get_logger(__name__)
+
+ROSTER_EVERY_S = 0.5
+LEDGER_EVERY_S = 0.05
+TICK_S = 0.02
+SLOW_TICK_S = 1.0
+PROBE_EVERY_S = 1.0
+DRAIN_S = 30.0
+"""Wall seconds that streams have to end after SIGTERM; the operator's grace period is longer."""
+
+
+class Scheduler:
+    """One scheduler process.
+
+    Args:
+        config: what it was told.
+        services: the parts of the gateway.
+        keys: who may come in at the serving port.
+        admin_token: who may come in at the admin port.
+        shared: the state on Redis; None = all in memory.
+    """
+
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        services: Services,
+        keys: ApiKeys,
+        admin_token: AdminToken,
+        shared: SharedState | None,
+    ) -> None:
+        self.config = config
+        self.services = services
+        self.admin_token = admin_token
+        self.shared = shared
+        self.draining = False
+        self.serving_port = 0
+        self.exposition = Exposition(services.metrics.families)
+        self.datapath = DataPath(services, keys, self.why_not_ready, self.exposition.text)
+        limits = ServerLimits(body_bytes=config.max_body_bytes)
+        self.server = HttpServer(self.datapath, limits, plain_error_body)
+        self._keys = keys
+        self._tasks: list[asyncio.Task[None]] = []
+        self._probes = Probes(services.roster, self._came_back) if shared is None else None
+
+    # -- life
+
+    async def start(self) -> None:
+        """Connect, look who is there, and listen.
+
+        Raises:
+            OSError: an address cannot be bound.
+        """
+        if self.shared is not None:
+            await self.shared.start()
+        await self._refresh_roster()
+        serving = self.config.serving
+        self.serving_port = await self.server.start(serving.host, serving.port)
+        self._every(ROSTER_EVERY_S, self._refresh_roster)
+        self._every(LEDGER_EVERY_S, self._refresh_ledger)
+        self._every(SLOW_TICK_S, self._slow_tick)
+        if self._probes is not None:
+            self._every(PROBE_EVERY_S, self._probes.probe_all)
+        self._tasks.append(asyncio.create_task(self._tick(), name="deadlines"))
+        _log.info("serving", host=serving.host, port=self.serving_port, cluster=self.config.cluster)
+
+    async def stop(self, grace_s: float = DRAIN_S) -> None:
+        """Stop accepting, let streams end, give back what is reserved."""
+        self.draining = True
+        await self.server.stop(grace_s)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._tasks.clear()
+        with contextlib.suppress(ConnectionError):
+            await self.services.ledger.close()
+        self.services.engine_ids.close()
+        self.services.roster.close()
+        if self.shared is not None:
+            await self.shared.close()
+        # One turn of the loop lets connection_lost run everywhere.
+        await asyncio.sleep(0)
+
+    def why_not_ready(self) -> str:
+        """Why requests cannot be served now; empty when they can."""
+        if self.draining:
+            return "the scheduler is stopping"
+        if not any(team.decode for team in self.services.roster.teams()):
+            return "no decode instance is ready"
+        return ""
+
+    # -- in the background
+
+    def _every(self, seconds: float, work: Callable[[], Awaitable[None]]) -> None:
+        async def repeat() -> None:
+            while True:
+                await asyncio.sleep(seconds)
+                try:
+                    await work()
+                except Exception:
+                    _log.exception("background work failed", work=work.__qualname__)
+
+        self._tasks.append(asyncio.create_task(repeat(), name=work.__qualname__))
+
+    async def _refresh_roster(self) -> None:
+        services = self.services
+        roster = services.roster
+        await roster.refresh()
+        await services.residency.follow(
+            [*(member.instance for member in roster.members.values()), *roster.stores.values()]
+        )
+        for member in list(roster.members.values()):
+            instance = member.instance
+            if instance.connector != "MooncakeConnector" or instance.role is Role.DECODE:
+                continue
+            if services.engine_ids.needed(instance, member.upstream.generation):
+                # Asked ahead of the first request that needs it; a failure is met again by that request.
+                services.engine_ids.asking(instance, member.upstream.generation).add_done_callback(_seen)
+
+    async def _refresh_ledger(self) -> None:
+        with contextlib.suppress(ConnectionError):
+            await self.services.ledger.refresh(self.services.clock.now_s())
+
+    async def _slow_tick(self) -> None:
+        self.server.check_time(time.monotonic())
+        self.admin_token.refresh()
+        self._keys.refresh()
+        if self.shared is not None:
+            await self.shared.sweep()
+
+    async def _tick(self) -> None:
+        """Deadlines, and how late the loop is."""
+        lag = self.services.metrics.loop_lag_s
+        expected_s = time.monotonic() + TICK_S
+        while True:
+            await asyncio.sleep(TICK_S)
+            now_s = time.monotonic()
+            lag.observe(max(0.0, now_s - expected_s))
+            self.datapath.expire(now_s)
+            expected_s = time.monotonic() + TICK_S
+
+    def _came_back(self, instance_id: str) -> None:
+        self.services.engine_ids.forget(instance_id)
+
+
+def _seen(future: asyncio.Future[Any]) -> None:
+    if not future.cancelled():
+        future.exception()
+
+
+def build_scheduler(config: SchedulerConfig) -> Scheduler:
+    """Put a scheduler together.
+
+    Raises:
+        ConfigError: the configuration cannot be used; the message says what to write instead.
+    """
+    clock = Clock(config.time_scale)
+    keys = ApiKeys(_path(config.auth.api_keys_file))
+    admin_token = AdminToken(_path(config.auth.admin_token_file))
+    shared = None if config.redis_url is None else SharedState(config)
+    registry: Registry = _static_registry(config) if shared is None else shared.registry
+    ledger: Ledger = MemoryLedger() if shared is None else shared.ledger
+    local_reserve = None if shared is None else shared.ledger.reserve_locally
+    local = LocalResidency()
+    residency = local if shared is None else SharedResidency(shared.index, local)
+    roster = Roster(registry, config.model, count_lives=shared is None)
+    conductor = _conductor(config, keys)
+    metrics = GatewayMetrics(config.slo.ttft_s, config.slo.tbt_s)
+    decisions = Decisions()
+    services = Services(
+        config=config,
+        clock=clock,
+        roster=roster,
+        placer=Placer(conductor, roster, ledger, clock, config.slo, local_reserve),
+        ledger=ledger,
+        residency=residency,
+        tokens=Tokens(),
+        metrics=metrics,
+        accounting=Accounting(conductor, ledger, clock, metrics, decisions),
+        decisions=decisions,
+    )
+    return Scheduler(config, services, keys, admin_token, shared)
+
+
+def _conductor(config: SchedulerConfig, keys: ApiKeys) -> Conductor:
+    routing, admission = config.routing, config.admission
+    try:
+        policy = policies.create(
+            routing.policy,
+            balancing_threshold=routing.balancing_threshold,
+            disaggregation_threshold_tokens=routing.disaggregation_threshold_tokens,
+        )
+    except policies.UnknownPolicyError as error:
+        raise ConfigError(f"routing.policy: {error}") from error
+    costs = CostModels()
+    if config.profile is not None:
+        if config.profile not in PROFILES:
+            raise ConfigError(f"profile: {config.profile!r} is unknown: write one of {', '.join(PROFILES)}")
+        costs = CostModels(default=CostModel.from_profile(PROFILES[config.profile]))
+    return Conductor(
+        policy,
+        Admission(admission.mode, admission.headroom),
+        costs,
+        random.Random(routing.seed),
+        priority_floor=admission.priority_floor,
+        weights=keys.weights,
+        default_output_tokens=config.default_output_tokens,
+    )
+
+
+def _static_registry(config: SchedulerConfig) -> StaticRegistry:
+    if config.instances_file is None:
+        raise ConfigError("instances_file: without redis_url the instances stand in a file: name it")
+    return StaticRegistry(Path(config.instances_file))
+
+
+def _path(name: str | None) -> Path | None:
+    return None if name is None else Path(name)
+
+
+def wanted_ports(config: SchedulerConfig, serving: int | None, admin: int | None) -> SchedulerConfig:
+    """The configuration with ports from the command line."""
+    changes: dict[str, object] = {}
+    if serving is not None:
+        changes["serving"] = config.serving.model_copy(update={"port": serving})
+    if admin is not None:
+        changes["admin"] = config.admin.model_copy(update={"port": admin})
+    return config.model_copy(update=changes)
+
+
+__all__ = ["Scheduler", "build_scheduler", "wanted_ports"]

@@ -1,0 +1,344 @@
+"""Carrying out one placement: the prefill leg, the hand-over and the decode leg, or one leg for all.
+
+Sequential also over Mooncake, where both legs might overlap: a decode that waits for a prefill which died
+hangs for minutes (ADR 0013).
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import structlog
+from mooncake_core.index import Tier
+from mooncake_core.registry import Instance
+
+from mooncake_scheduler.conductor.model import Placement
+from mooncake_scheduler.gateway import engines
+from mooncake_scheduler.gateway.answers import usage_of, with_cached_tokens, without_kv_params
+from mooncake_scheduler.gateway.errors import upstream_failed
+from mooncake_scheduler.gateway.flow import ClientLeftError, DeadlineError
+from mooncake_scheduler.gateway.http1.heads import JSON, header
+from mooncake_scheduler.gateway.job import Job
+from mooncake_scheduler.gateway.legs import Leg, StreamLeg
+from mooncake_scheduler.gateway.lifecycle import Phase, Setback
+from mooncake_scheduler.gateway.roster import Member
+from mooncake_scheduler.gateway.services import Services
+
+_log = structlog.get_logger(__name__)
+
+RELEASE_GRACE_S = 2.0
+"""Wall seconds a decode whose client left is given to take the staged KV, when nothing tells that it has."""
+OVERRUN = 20.0
+"""A whole answer may take so many times its predicted decode before its engine counts as hanging."""
+_TRACE_HEADERS = (b"traceparent", b"tracestate")
+
+
+@dataclass(frozen=True, slots=True)
+class Staged:
+    """KV that waits at a prefill instance."""
+
+    member: Member
+    transfer_id: str
+    engine_id: str
+    answer: engines.PrefillAnswer
+
+
+class Failure(NamedTuple):
+    """A leg that was not served."""
+
+    member: Member
+    setback: Setback
+    phase: Phase
+    staged: Staged | None = None
+    status: int = 0
+    answer: bytes = b""
+    retry_after: bytes = b""
+
+
+class Attempt:
+    """One try at serving a job with the instances of one placement.
+
+    Args:
+        services: the parts of the gateway.
+        job: the request.
+        placement: where it goes; its reservation is held by the job.
+    """
+
+    def __init__(self, services: Services, job: Job, placement: Placement) -> None:
+        self._services = services
+        self._job = job
+        self._placement = placement
+        self._leg: Leg | None = None
+
+    async def carry_out(self) -> Failure | None:
+        """Serve the job; None when its answer has ended.
+
+        Raises:
+            ClientLeftError: the client left; the engines were told.
+        """
+        placement = self._placement
+        members = self._services.roster.members
+        decode = members.get(placement.decode.id)
+        prefill = None if placement.prefill is None else members.get(placement.prefill.id)
+        if decode is None:
+            raise upstream_failed("the instance has just left: try again", "instance_gone", 503)
+        try:
+            if prefill is None or not engines.pairs(prefill.instance, decode.instance):
+                return await self._whole(decode)
+            staged = await self._prefill(prefill)
+            if isinstance(staged, Failure):
+                return staged
+            if not staged.answer.by_length:
+                # Ended in another way its KV may be gone already: decode computes the prompt itself.
+                return await self._whole(decode)
+            return await self.decode(decode, staged)
+        finally:
+            self.abort()
+
+    async def decode(self, member: Member, staged: Staged) -> Failure | None:
+        """Hand over and stream the answer."""
+        job, services = self._job, self._services
+        prefill = staged.member.instance
+        body = engines.decode_body(
+            job.wish.body, prefill, staged.transfer_id, staged.engine_id, staged.answer, job.put
+        )
+        job.enter(Phase.HANDED_OVER)
+        leg = self._answering_leg(staged.answer.cached_tokens)
+        try:
+            failure = await self._answer(leg, member, body, services.config.first_token_timeout_s)
+        except ClientLeftError:
+            await self._let_staged_go(leg)
+            raise
+        if failure is None:
+            await self._holds(member.instance)
+            return None
+        services.engine_ids.forget(prefill.id)
+        return failure._replace(staged=staged)
+
+    def abort(self) -> None:
+        """End the leg under way, if any; its engine notices that the connection closes."""
+        leg, self._leg = self._leg, None
+        if leg is not None and not leg.done:
+            leg.abort()
+
+    # -- prefill
+
+    async def _prefill(self, member: Member) -> Staged | Failure:
+        job, services = self._job, self._services
+        instance = member.instance
+        mooncake = instance.connector == "MooncakeConnector"
+        job.enter(Phase.PREFILLING)
+        rank, engine_id = 0, ""
+        headers = self._headers()
+        if mooncake:
+            asked = await self._engine_id(member)
+            if isinstance(asked, Failure):
+                return asked
+            rank, engine_id = asked
+            if rank:
+                headers += header(b"x-data-parallel-rank", b"%d" % rank)
+        transfer_id = f"xfer-{job.ask.id}"
+        body = engines.prefill_body(job.wish.body, instance.connector, transfer_id, job.put)
+        leg = Leg(job.flow)
+        started_s = time.monotonic()
+        self._count_fetch(instance, 1)
+        try:
+            setback = await self._gather(leg, member, headers, body, services.config.prefill_timeout_s)
+        finally:
+            self._count_fetch(instance, -1)
+        if setback is not None:
+            return self._failed(member, leg, setback)
+        try:
+            answer = engines.read_prefill_answer(leg.answer)
+        except ValueError:
+            return self._failed(member, leg, Setback.SERVER_ERROR)
+        services.roster.served(member)
+        if mooncake:
+            # It may have restarted before this leg reached it: its id is then another one.
+            asked = await self._engine_id(member, rank)
+            if isinstance(asked, Failure):
+                return asked
+            engine_id = asked[1]
+        services.ledger.prefill_finished(job.ask.id, services.clock.now_s())
+        services.accounting.prefilled(job, member, self._placement, answer, time.monotonic() - started_s)
+        await self._holds(instance)
+        return Staged(member, transfer_id, engine_id, answer)
+
+    async def _engine_id(self, member: Member, rank: int | None = None) -> tuple[int, str] | Failure:
+        """A rank of a prefill engine, with its engine id as of now."""
+        services = self._services
+        generation = member.upstream.generation
+        ranks = services.engine_ids.known(member.instance, generation)
+        if ranks is None:
+            try:
+                ranks = await services.engine_ids.asking(member.instance, generation)
+            except ConnectionError as error:
+                _log.warning("no engine id", instance=member.instance.id, error=str(error))
+                services.roster.faulted(member)
+                return Failure(member, Setback.CONNECT, Phase.PREFILLING)
+        if rank is None:
+            chosen = ranks[member.requests % len(ranks)]
+        else:
+            chosen = next((each for each in ranks if each.number == rank), ranks[0])
+        return chosen.number, chosen.engine_id
+
+    # -- the leg whose answer is the client's
+
+    async def _whole(self, member: Member) -> Failure | None:
+        job, config = self._job, self._services.config
+        job.enter(Phase.HANDED_OVER)
+        body = engines.whole_body(job.wish.body, job.put)
+        leg = self._answering_leg(None)
+        failure = await self._answer(
+            leg, member, body, config.prefill_timeout_s + config.first_token_timeout_s
+        )
+        if failure is None:
+            self._services.accounting.served_whole(job, member)
+            await self._holds(member.instance)
+        return failure
+
+    def _answering_leg(self, cached_tokens: int | None) -> Leg:
+        job = self._job
+        if not job.wish.streams:
+            return Leg(job.flow)
+        return StreamLeg(
+            job.flow, job.exchange, job.head, cached_tokens, self._services.config.stall_timeout_s
+        )
+
+    async def _answer(self, leg: Leg, member: Member, body: bytes, first_s: float) -> Failure | None:
+        if isinstance(leg, StreamLeg):
+            return await self._stream(leg, member, body, first_s)
+        job = self._job
+        setback = await self._gather(leg, member, self._headers(), body, self._answer_limit_s(first_s))
+        if setback is not None:
+            return self._failed(member, leg, setback)
+        job.first_s = time.monotonic()
+        self._begun()
+        answer = leg.answer
+        job.usage = usage_of(answer)
+        if job.cached_tokens is not None:
+            answer = with_cached_tokens(answer, job.cached_tokens)
+        self._served(member)
+        job.exchange.respond(leg.status, without_kv_params(answer), leg.content_type or JSON, job.head)
+        return None
+
+    async def _stream(self, leg: StreamLeg, member: Member, body: bytes, first_s: float) -> Failure | None:
+        job = self._job
+        setback: Setback | None
+        try:
+            self._dispatch(leg, member, self._headers(), body, first_s)
+            await leg.first()
+            if leg.begun:
+                job.first_s = leg.first_s
+                job.gaps_s = leg.gaps_s
+                self._begun()
+                job.limit(self._services.config.stall_timeout_s)
+            await leg.finished()
+            setback = leg.setback
+            if setback is None and not (leg.begun and leg.stream.ended):
+                setback = Setback.BROKEN
+        except DeadlineError:
+            leg.abort()
+            if leg.begun and job.exchange.paused:
+                # The engine went on; it is the client that does not read.
+                job.exchange.connection.abort()
+                raise ClientLeftError from None
+            setback = Setback.DEADLINE
+        finally:
+            job.last_s = leg.last_s
+            job.events = leg.stream.events
+        if setback is not None:
+            return self._failed(member, leg, setback)
+        job.usage = leg.stream.last_usage()
+        self._served(member)
+        job.exchange.end()
+        return None
+
+    async def _let_staged_go(self, leg: Leg) -> None:
+        """Let a decode whose client left take the staged KV, which frees it at the prefill instance.
+
+        A stream tells when that has happened: with its first token. For whole answers a grace has to do.
+        """
+        streams = isinstance(leg, StreamLeg)
+        self._job.limit(self._services.config.first_token_timeout_s if streams else RELEASE_GRACE_S)
+        try:
+            await (leg.first() if isinstance(leg, StreamLeg) else leg.finished())
+        except DeadlineError:
+            return
+
+    # -- sending
+
+    async def _gather(
+        self, leg: Leg, member: Member, headers: bytes, body: bytes, limit_s: float
+    ) -> Setback | None:
+        try:
+            self._dispatch(leg, member, headers, body, limit_s)
+            await leg.finished()
+        except DeadlineError:
+            leg.abort()
+            return Setback.DEADLINE
+        return leg.setback
+
+    def _dispatch(self, leg: Leg, member: Member, headers: bytes, body: bytes, limit_s: float) -> None:
+        self._job.limit(limit_s)
+        self._leg = leg
+        self._services.roster.sent(member)
+        leg.call = member.upstream.request(b"POST", self._job.exchange.path, headers, body, leg)
+
+    def _headers(self) -> bytes:
+        lines = b"x-request-id: %b\r\n" % self._job.ask.id.encode()
+        sent = self._job.exchange.headers
+        for name in _TRACE_HEADERS:
+            if name in sent:
+                lines += header(name, sent[name])
+        return lines
+
+    def _answer_limit_s(self, first_s: float) -> float:
+        """How long a whole answer may take: nothing tells when its first token came."""
+        services, placement, most = self._services, self._placement, self._job.wish.max_tokens
+        if most is None or placement.tbt_s <= 0:
+            return services.config.request_timeout_s
+        return first_s + OVERRUN * most * placement.tbt_s / services.clock.scale
+
+    # -- what happened
+
+    def _begun(self) -> None:
+        job, services = self._job, self._services
+        job.enter(Phase.DECODING)
+        services.ledger.prefill_finished(job.ask.id, services.clock.now_s())
+
+    def _served(self, member: Member) -> None:
+        self._services.roster.served(member)
+        self._job.decision.outcome = "completed"
+
+    def _failed(self, member: Member, leg: Leg, setback: Setback) -> Failure:
+        services = self._services
+        if setback.is_fault:
+            services.roster.faulted(member)
+            services.engine_ids.forget(member.instance.id)
+        status = leg.error_status if isinstance(leg, StreamLeg) and leg.error_status else leg.status
+        _log.warning(
+            "a leg failed", request_id=self._job.request_id, instance=member.instance.id,
+            setback=setback.value, status=status, detail=leg.fault.detail if leg.fault else "",
+        )  # fmt: skip
+        return Failure(member, setback, self._job.phase, None, status, leg.answer, leg.retry_after)
+
+    async def _holds(self, instance: Instance) -> None:
+        """An instance has the prompt's blocks now, and so has the store that it writes to."""
+        keys = self._job.keys
+        residency = self._services.residency
+        await residency.holds(instance.id, keys, Tier.HBM)
+        if instance.store:
+            await residency.holds(instance.store, keys, Tier.DRAM)
+
+    def _count_fetch(self, instance: Instance, change: int) -> None:
+        """Count a prefix that the store is sending to an instance."""
+        if not self._placement.fetch_tokens or not instance.store:
+            return
+        roster = self._services.roster
+        roster.source_flows[instance.store] = roster.source_flows.get(instance.store, 0) + change
+        member = roster.members.get(instance.id)
+        if member is not None:
+            member.inbound_flows += change

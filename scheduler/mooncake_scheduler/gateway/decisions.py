@@ -1,0 +1,63 @@
+"""The last decisions, kept for `explain`: who was considered, what was predicted, what was measured."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass
+from itertools import islice
+
+from mooncake_core.ledger import RefusalReason
+
+from mooncake_scheduler.conductor.model import Ask, Placement, World
+
+KEEP = 2048
+
+
+@dataclass(slots=True, eq=False)
+class Decision:
+    """One request as it went. Times are model seconds; None = not reached."""
+
+    request_id: str
+    at_s: float
+    """Unix seconds times the cluster's time scale."""
+    tenant: str
+    path: str
+    ask: Ask | None = None
+    world: World | None = None
+    placement: Placement | None = None
+    attempts: int = 0
+    refused: RefusalReason | None = None
+    outcome: str = ""
+    index: str = ""
+    cached_tokens: int | None = None
+    output_tokens: int | None = None
+    prefill_s: float | None = None
+    ttft_s: float | None = None
+    tbt_s: float | None = None
+    total_s: float | None = None
+
+
+class Decisions:
+    """A bounded memory of decisions by request id, the oldest forgotten first."""
+
+    def __init__(self, keep: int = KEEP) -> None:
+        self._keep = keep
+        self._kept: OrderedDict[str, Decision] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def add(self, decision: Decision) -> None:
+        """Remember a decision; of one id used twice the last counts."""
+        kept = self._kept
+        kept[decision.request_id] = decision
+        if len(kept) > self._keep:
+            kept.popitem(last=False)
+
+    def get(self, request_id: str) -> Decision | None:
+        """The decision on a request; None when it is not known or forgotten."""
+        return self._kept.get(request_id)
+
+    def latest(self, limit: int) -> list[Decision]:
+        """The last decisions, newest first."""
+        return list(islice(reversed(self._kept.values()), limit))

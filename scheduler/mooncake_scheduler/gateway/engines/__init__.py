@@ -1,0 +1,23 @@
+"""How each engine's hand-over is spoken: the bodies and headers of its two legs."""
+
+from mooncake_scheduler.gateway.engines.bootstrap import EngineIds
+from mooncake_scheduler.gateway.engines.vllm import (
+    PrefillAnswer,
+    decode_body,
+    must_stay_whole,
+    pairs,
+    prefill_body,
+    read_prefill_answer,
+    whole_body,
+)
+
+__all__ = [
+    "EngineIds",
+    "PrefillAnswer",
+    "decode_body",
+    "must_stay_whole",
+    "pairs",
+    "prefill_body",
+    "read_prefill_answer",
+    "whole_body",
+]

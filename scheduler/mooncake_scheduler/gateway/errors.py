@@ -1,0 +1,95 @@
+"""Answers for what goes wrong, in OpenAI's shape."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import msgspec
+from mooncake_core.ledger import RefusalReason
+
+from mooncake_scheduler.gateway.http1.heads import header
+
+
+@dataclass(eq=False)
+class ErrorAnswer(Exception):
+    """An answer that says what is wrong. Raised by whoever finds out, sent by whoever holds the exchange."""
+
+    status: int
+    message: str
+    type: str = "invalid_request_error"
+    code: str | None = None
+    param: str | None = None
+    retry_after_s: int | None = None
+    ttft_s: float | None = None
+    """What was predicted, on a refusal."""
+    tbt_s: float | None = None
+    challenge: bool = False
+    """Tell that a bearer key is expected."""
+
+    def body(self) -> bytes:
+        """The JSON body."""
+        error: dict[str, object] = {
+            "message": self.message, "type": self.type, "param": self.param, "code": self.code,
+        }  # fmt: skip
+        if self.ttft_s is not None:
+            error["predicted"] = {"ttft_s": round(self.ttft_s, 6), "tbt_s": round(self.tbt_s or 0.0, 6)}
+        return msgspec.json.encode({"error": error})
+
+    def header_lines(self) -> bytes:
+        """Extra header lines."""
+        lines = b""
+        if self.retry_after_s is not None:
+            lines += header(b"retry-after", b"%d" % self.retry_after_s)
+        if self.challenge:
+            lines += header(b"www-authenticate", b"Bearer")
+        return lines
+
+    def event(self) -> bytes:
+        """As the end of a stream that has begun: an error event, then the end mark."""
+        return b"data: %b\n\ndata: [DONE]\n\n" % self.body()
+
+
+def bad_request(message: str, param: str | None = None) -> ErrorAnswer:
+    """400: the client's own mistake."""
+    return ErrorAnswer(400, message, param=param)
+
+
+def upstream_failed(message: str, code: str = "engine_failed", status: int = 502) -> ErrorAnswer:
+    """The engines could not serve the request."""
+    return ErrorAnswer(status, message, "server_error", code)
+
+
+def no_instance(retry_after_s: int = 1) -> ErrorAnswer:
+    """503: nothing can serve the request now."""
+    return ErrorAnswer(
+        503, "no instance can serve this request now: try again", "server_error", "no_instance",
+        retry_after_s=retry_after_s,
+    )  # fmt: skip
+
+
+def overloaded(reason: RefusalReason, ttft_s: float, tbt_s: float, retry_after_s: float) -> ErrorAnswer:
+    """429: admitted, the request would miss its targets or make others miss theirs.
+
+    Args:
+        reason: which bound it would break.
+        ttft_s: predicted time to first token, model seconds.
+        tbt_s: predicted time between tokens, model seconds.
+        retry_after_s: wall seconds until it is worth trying again.
+    """
+    return ErrorAnswer(
+        429, _REFUSALS[reason], "overloaded", str(reason), retry_after_s=max(1, round(retry_after_s + 0.499)),
+        ttft_s=ttft_s, tbt_s=tbt_s,
+    )  # fmt: skip
+
+
+_REFUSALS = {
+    RefusalReason.TTFT: "the first token would come later than the target allows: try again later",
+    RefusalReason.TBT: "tokens would come more slowly than the target allows: try again later",
+    RefusalReason.KV_MEMORY: "the KV cache has no room for this request: try again later",
+    RefusalReason.TENANT_QUOTA: "this key has used up its share: try again later",
+}
+
+
+def plain_error_body(status: int, message: str) -> bytes:
+    """Body for answers below the level of requests (bad HTTP, limits)."""
+    return ErrorAnswer(status, message).body()

@@ -1,0 +1,342 @@
+"""The engine side: pooled keep-alive connections, one request at a time on each.
+
+Nothing here is awaited: an answer is told to a `Receiver` as it comes, so that bytes go from socket to socket
+without a task in between.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from enum import StrEnum
+from typing import NamedTuple, Protocol, cast
+from urllib.parse import urlsplit
+
+import httptools
+
+CONNECT_TIMEOUT_S = 5.0
+KEEP_IDLE_S = 4.0
+"""uvicorn, which serves most engines, closes idle connections after 5 s: ours are given up before that."""
+KEEP_IDLE = 256
+MAX_ANSWER_HEADER_BYTES = 64 << 10
+
+
+class FaultKind(StrEnum):
+    """What went wrong between gateway and engine."""
+
+    CONNECT = "connect"
+    """Not reached: the engine never saw the request."""
+    BROKEN = "broken"
+    """The connection ended before the answer did, or the answer was no HTTP."""
+
+
+class Fault(NamedTuple):
+    """A transport fault; the detail is for logs only, it may name addresses."""
+
+    kind: FaultKind
+    detail: str
+
+
+class Receiver(Protocol):
+    """Who is told of an answer as it comes: `head`, `body`…, then `end`; or `failed` at any moment."""
+
+    def head(self, status: int, content_type: bytes, retry_after: bytes) -> None: ...
+
+    def body(self, data: bytes) -> None: ...
+
+    def end(self) -> None: ...
+
+    def failed(self, fault: Fault) -> None: ...
+
+
+class Call:
+    """A request on its way; `abort` ends it, and its receiver hears no more."""
+
+    __slots__ = ("_connecting", "_receiver", "_request", "_upstream", "connection", "paused")
+
+    def __init__(self, upstream: Upstream, request: bytes, receiver: Receiver) -> None:
+        self._upstream = upstream
+        self._request = request
+        self._receiver: Receiver | None = receiver
+        self._connecting: asyncio.Task[None] | None = None
+        self.connection: UpstreamConnection | None = None
+        self.paused = False
+
+    def abort(self) -> None:
+        """Give the request up. The engine notices that the connection closed, and aborts on its side."""
+        self._receiver = None
+        if self._connecting is not None:
+            self._connecting.cancel()
+            self._connecting = None
+        connection, self.connection = self.connection, None
+        if connection is not None:
+            connection.call = None
+            connection.abort()
+
+    def pause(self) -> None:
+        """Read no further."""
+        self.paused = True
+        if self.connection is not None:
+            self.connection.pause()
+
+    def resume(self) -> None:
+        """Go on reading."""
+        self.paused = False
+        if self.connection is not None:
+            self.connection.resume()
+
+    # -- for the connection
+
+    def send_on(self, connection: UpstreamConnection) -> None:
+        self.connection = connection
+        connection.send(self, self._request)
+
+    def connect(self) -> None:
+        self._connecting = asyncio.get_running_loop().create_task(self._connect())
+
+    async def _connect(self) -> None:
+        upstream = self._upstream
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(CONNECT_TIMEOUT_S):
+                _, connection = await loop.create_connection(
+                    lambda: UpstreamConnection(upstream), upstream.host, upstream.port, ssl=upstream.tls
+                )
+        except (OSError, TimeoutError) as error:
+            self._connecting = None
+            self.fail(Fault(FaultKind.CONNECT, f"{upstream.url}: {error or 'timed out'}"))
+            return
+        self._connecting = None
+        self.send_on(connection)
+
+    def head(self, status: int, content_type: bytes, retry_after: bytes) -> None:
+        if self._receiver is not None:
+            self._receiver.head(status, content_type, retry_after)
+
+    def body(self, data: bytes) -> None:
+        if self._receiver is not None:
+            self._receiver.body(data)
+
+    def end(self) -> None:
+        self.connection = None
+        receiver, self._receiver = self._receiver, None
+        if receiver is not None:
+            receiver.end()
+
+    def lost(self, detail: str, *, reused: bool, untouched: bool) -> None:
+        self.connection = None
+        if reused and untouched:
+            # The engine closed an idle connection just as the request was written: it never read it.
+            self.connect()
+        else:
+            self.fail(Fault(FaultKind.BROKEN, detail))
+
+    def fail(self, fault: Fault) -> None:
+        receiver, self._receiver = self._receiver, None
+        if receiver is not None:
+            receiver.failed(fault)
+
+
+class UpstreamConnection(asyncio.Protocol):
+    """One connection to an engine."""
+
+    __slots__ = (
+        "_content_type", "_framed", "_headed", "_header_bytes", "_ignored", "_parser", "_retry_after",
+        "_reused", "_status", "_touched", "_transport", "_upstream", "call", "idle_since_s",
+    )  # fmt: skip
+
+    def __init__(self, upstream: Upstream) -> None:
+        self._upstream = upstream
+        self._parser = httptools.HttpResponseParser(self)
+        self._transport: asyncio.Transport = cast("asyncio.Transport", None)
+        self.call: Call | None = None
+        self.idle_since_s = 0.0
+        self._reused = False
+        self._clear()
+
+    def _clear(self) -> None:
+        self._status = 0
+        self._content_type = b""
+        self._retry_after = b""
+        self._header_bytes = 0
+        self._framed = False
+        self._headed = False
+        self._ignored = False
+        self._touched = False
+
+    def send(self, call: Call, request: bytes) -> None:
+        """Write a request; the answer goes to the call."""
+        self.call = call
+        self._clear()
+        if call.paused:
+            self._transport.pause_reading()
+        self._transport.write(request)
+
+    def pause(self) -> None:
+        self._transport.pause_reading()
+
+    def resume(self) -> None:
+        self._transport.resume_reading()
+
+    def abort(self) -> None:
+        """Break off."""
+        self._transport.abort()
+
+    @property
+    def usable(self) -> bool:
+        """Whether another request may be written."""
+        return not self._transport.is_closing()
+
+    # -- asyncio
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)
+        self._upstream.opened(self)
+
+    def data_received(self, data: bytes) -> None:
+        self._touched = True
+        try:
+            self._parser.feed_data(data)
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
+            call, self.call = self.call, None
+            self._transport.abort()
+            if call is not None:
+                call.lost(f"{self._upstream.url}: bad answer: {error}", reused=False, untouched=False)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._upstream.forget(self)
+        call, self.call = self.call, None
+        if call is None:
+            return
+        if self._headed and not self._framed and exc is None:
+            call.end()
+            return
+        detail = f"{self._upstream.url}: {exc or 'closed'} before the answer's end"
+        call.lost(detail, reused=self._reused, untouched=not self._touched)
+
+    # -- httptools
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._header_bytes += len(name) + len(value)
+        if self._header_bytes > MAX_ANSWER_HEADER_BYTES:
+            raise ValueError("headers too large")
+        name = name.lower()
+        if name == b"content-type":
+            self._content_type = value
+        elif name == b"content-length" or name == b"transfer-encoding":
+            self._framed = True
+        elif name == b"retry-after":
+            self._retry_after = value
+
+    def on_headers_complete(self) -> None:
+        self._status = self._parser.get_status_code()
+        if self._status < 200:
+            self._ignored = True
+            return
+        self._headed = True
+        if self._status in (204, 304):
+            self._framed = True
+        if self.call is not None:
+            self.call.head(self._status, self._content_type, self._retry_after)
+
+    def on_body(self, data: bytes) -> None:
+        if self.call is not None:
+            self.call.body(data)
+
+    def on_message_complete(self) -> None:
+        if self._ignored:
+            self._clear()
+            return
+        call, self.call = self.call, None
+        if self._parser.should_keep_alive() and self._framed:
+            self._reused = True
+            if call is not None and call.paused:
+                self._transport.resume_reading()
+            self._upstream.keep(self)
+        else:
+            self._transport.close()
+        if call is not None:
+            call.end()
+
+
+class Upstream:
+    """The connections to one engine.
+
+    Args:
+        url: base URL, `http://host:port` with an optional path.
+
+    Raises:
+        ValueError: the URL is not HTTP or has no host.
+    """
+
+    def __init__(self, url: str) -> None:
+        parts = urlsplit(url)
+        if parts.scheme not in {"http", "https"} or not parts.hostname:
+            raise ValueError(f"{url!r} is no URL of an engine: write http://host:port")
+        self.url = url
+        self.host = parts.hostname
+        self.tls = parts.scheme == "https" or None
+        self.port = parts.port or (443 if self.tls else 80)
+        self._base = parts.path.rstrip("/").encode()
+        self._host_line = f"host: {parts.netloc.rpartition('@')[2]}\r\n".encode()
+        self._prefixes: dict[tuple[bytes, bytes], bytes] = {}
+        self._idle: list[UpstreamConnection] = []
+        self.open: set[UpstreamConnection] = set()
+        self.generation = 0
+        """Grows when a connection opens while none was: another process may answer there now."""
+
+    def request(self, method: bytes, path: bytes, headers: bytes, body: bytes, receiver: Receiver) -> Call:
+        """Send a request; `headers` are complete lines, those of the body's framing are added."""
+        prefix = self._prefixes.get((method, path))
+        if prefix is None:
+            prefix = b"%b %b%b HTTP/1.1\r\n%b" % (method, self._base, path, self._host_line)
+            if len(self._prefixes) < 32:
+                self._prefixes[method, path] = prefix
+        if body:
+            message = b"%b%bcontent-type: application/json\r\ncontent-length: %d\r\n\r\n%b" % (
+                prefix, headers, len(body), body,
+            )  # fmt: skip
+        else:
+            message = b"%b%b\r\n" % (prefix, headers)
+        call = Call(self, message, receiver)
+        connection = self._take_idle()
+        if connection is None:
+            call.connect()
+        else:
+            call.send_on(connection)
+        return call
+
+    def _take_idle(self) -> UpstreamConnection | None:
+        oldest_s = time.monotonic() - KEEP_IDLE_S
+        while self._idle:
+            connection = self._idle.pop()
+            if connection.usable:
+                if connection.idle_since_s >= oldest_s:
+                    return connection
+                connection.abort()
+        return None
+
+    def opened(self, connection: UpstreamConnection) -> None:
+        """A connection was made."""
+        if not self.open:
+            self.generation += 1
+        self.open.add(connection)
+
+    def keep(self, connection: UpstreamConnection) -> None:
+        """Take a connection back for the next request."""
+        connection.idle_since_s = time.monotonic()
+        if len(self._idle) < KEEP_IDLE:
+            self._idle.append(connection)
+        else:
+            connection.abort()
+
+    def forget(self, connection: UpstreamConnection) -> None:
+        """A connection has ended."""
+        self.open.discard(connection)
+        if connection in self._idle:
+            self._idle.remove(connection)
+
+    def close(self) -> None:
+        """Break off every connection."""
+        for connection in list(self.open):
+            connection.abort()

@@ -1,0 +1,114 @@
+"""One client request as data: what was asked, where it is, and what was measured."""
+
+from __future__ import annotations
+
+import time
+from array import array
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from math import inf
+
+from mooncake_core.index import Depth
+
+from mooncake_scheduler.conductor.model import Ask, Placement
+from mooncake_scheduler.gateway import engines
+from mooncake_scheduler.gateway.answers import Usage
+from mooncake_scheduler.gateway.auth import Caller
+from mooncake_scheduler.gateway.body import Body, Prompt, prompt_form
+from mooncake_scheduler.gateway.decisions import Decision
+from mooncake_scheduler.gateway.errors import bad_request
+from mooncake_scheduler.gateway.flow import Flow
+from mooncake_scheduler.gateway.http1 import Exchange
+from mooncake_scheduler.gateway.lifecycle import Phase, may_follow
+
+
+@dataclass(slots=True, frozen=True)
+class Wish:
+    """What a body asks for, as far as the gateway looks at it."""
+
+    body: Body
+    model: str
+    streams: bool
+    max_tokens: int | None
+    form: Prompt | None
+    """None for chats and for prompts given as embeddings."""
+    whole: bool
+    """One engine has to serve it from start to end."""
+
+
+def read_wish(data: bytes, *, chat: bool) -> Wish:
+    """Read a body.
+
+    Raises:
+        ErrorAnswer: 400, naming the field.
+    """
+    body = Body(data)
+    fields = body.fields
+    limit = body.integer("max_completion_tokens") if "max_completion_tokens" in fields else None
+    if limit is None and "max_tokens" in fields:
+        limit = body.integer("max_tokens")
+    form = None
+    if chat:
+        if body.raw("messages") is None:
+            raise bad_request("messages: this field is required", "messages")
+    else:
+        prompt = body.raw("prompt")
+        if prompt is not None:
+            form = prompt_form(prompt)
+        elif body.raw("prompt_embeds") is None:
+            raise bad_request("prompt: this field is required", "prompt")
+    return Wish(
+        body=body,
+        model=(body.text("model") or "") if "model" in fields else "",
+        streams="stream" in fields and body.flag("stream"),
+        max_tokens=limit if limit is not None and limit > 0 else None,
+        form=form,
+        whole=limit == 0 or engines.must_stay_whole(body, form),
+    )
+
+
+@dataclass(slots=True, eq=False)
+class Job:
+    """A request on its way. Wall times are monotonic seconds."""
+
+    exchange: Exchange
+    caller: Caller
+    request_id: str
+    """As the client knows it."""
+    engine_id: str
+    """As engines know it; unique."""
+    head: bytes
+    """Header lines of the answer."""
+    decision: Decision
+    total_s: float
+    """When the request's own deadline is."""
+    received_s: float = field(default_factory=time.monotonic)
+    phase: Phase = Phase.RECEIVED
+    flow: Flow = field(init=False)
+    wish: Wish = field(init=False)
+    ask: Ask = field(init=False)
+    put: Mapping[str, bytes] = field(default_factory=dict)
+    """Fields that replace the client's in what engines get."""
+    keys: array[int] = field(default_factory=lambda: array("Q"))
+    depths: Mapping[str, Depth] = field(default_factory=dict)
+    placement: Placement | None = None
+    reserved: str | None = None
+    """Id of the reservation held."""
+    cached_tokens: int | None = None
+    """What the prefill leg says."""
+    usage: Usage | None = None
+    first_s: float = 0.0
+    """When the first token (of a stream) or the answer came; 0 = not yet."""
+    last_s: float = 0.0
+    gaps_s: list[float] = field(default_factory=list)
+    """Wall seconds between the pieces of the stream."""
+    events: int = 0
+
+    def enter(self, phase: Phase) -> None:
+        """Go to a phase."""
+        assert may_follow(self.phase, phase), f"{self.phase.name} → {phase.name}"
+        self.phase = phase
+
+    def limit(self, seconds: float = inf) -> None:
+        """The present wait may take so long, and never beyond the request's own deadline."""
+        self.flow.deadline_s = min(time.monotonic() + seconds, self.total_s)

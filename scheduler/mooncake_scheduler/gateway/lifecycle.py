@@ -1,0 +1,140 @@
+"""The life of a request, pure: its phases, what may go wrong in each, and what is then done.
+
+received → tokenised → placed → reserved → prefilling → handed over → decoding → done. A request that is not
+handed over (one engine does it all) goes from reserved to handed over at once.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum, StrEnum
+from typing import Final
+
+
+class Phase(IntEnum):
+    """Where a request is. Values grow along its life."""
+
+    RECEIVED = 0
+    TOKENISED = 1
+    PLACED = 2
+    RESERVED = 3
+    PREFILLING = 4
+    HANDED_OVER = 5
+    """Decode was told; no token has come."""
+    DECODING = 6
+    """The first bytes of the answer went to the client: nothing can be tried again."""
+    DONE = 7
+
+
+_NEXT: Final[dict[Phase, frozenset[Phase]]] = {
+    Phase.RECEIVED: frozenset({Phase.TOKENISED, Phase.DONE}),
+    Phase.TOKENISED: frozenset({Phase.PLACED, Phase.DONE}),
+    Phase.PLACED: frozenset({Phase.RESERVED, Phase.DONE}),
+    Phase.RESERVED: frozenset({Phase.PREFILLING, Phase.HANDED_OVER, Phase.TOKENISED, Phase.DONE}),
+    Phase.PREFILLING: frozenset({Phase.HANDED_OVER, Phase.TOKENISED, Phase.DONE}),
+    Phase.HANDED_OVER: frozenset({Phase.DECODING, Phase.TOKENISED, Phase.DONE}),
+    Phase.DECODING: frozenset({Phase.DONE}),
+    Phase.DONE: frozenset(),
+}
+"""Back to tokenised = placed anew, after a setback."""
+
+
+def may_follow(now: Phase, following: Phase) -> bool:
+    """Whether a request may go from one phase to another."""
+    return following in _NEXT[now]
+
+
+class Setback(StrEnum):
+    """What an engine did instead of serving."""
+
+    CONNECT = "connect"
+    """Not reached: it never saw the request."""
+    BROKEN = "broken"
+    """The connection ended before the answer."""
+    SERVER_ERROR = "server_error"
+    """5xx other than 503, or an error event before the first token."""
+    BACK_PRESSURE = "back_pressure"
+    """429 or 503: it has no room now. Not a fault."""
+    CLIENT_ERROR = "client_error"
+    """Another 4xx: the client's own."""
+    DEADLINE = "deadline"
+    """Nothing came in time."""
+
+    @property
+    def is_fault(self) -> bool:
+        """Whether it counts against the instance: opens its breaker in the end."""
+        return self not in (Setback.BACK_PRESSURE, Setback.CLIENT_ERROR)
+
+
+class Remedy(StrEnum):
+    """What is done about a setback."""
+
+    PLACE_ANEW = "place_anew"
+    """Try again without the instance that failed."""
+    HAND_OVER_AGAIN = "hand_over_again"
+    """The staged KV was not touched: give it to another decode instance."""
+    PASS_ON = "pass_on"
+    """The engine's answer is the client's answer."""
+    FAIL = "fail"
+    """An error answer of our own."""
+    END_STREAM = "end_stream"
+    """An error event and the end mark: the client must not take what it got for the whole."""
+
+
+def setback_of_status(status: int) -> Setback | None:
+    """What an engine's status means; None = served."""
+    if status < 400:
+        return None
+    if status in (429, 503):
+        return Setback.BACK_PRESSURE
+    return Setback.CLIENT_ERROR if status < 500 else Setback.SERVER_ERROR
+
+
+def remedy(phase: Phase, setback: Setback, *, staged: bool, may_retry: bool) -> Remedy:
+    """What to do about a setback.
+
+    Args:
+        phase: where the request was.
+        setback: what happened.
+        staged: a prefill instance holds this request's KV, waiting for decode to take it.
+        may_retry: attempts and the retry budget are not used up.
+    """
+    if phase >= Phase.DECODING:
+        return Remedy.END_STREAM
+    if setback is Setback.CLIENT_ERROR:
+        return Remedy.PASS_ON
+    if may_retry:
+        untouched = setback in (Setback.CONNECT, Setback.BACK_PRESSURE)
+        if phase is Phase.HANDED_OVER and staged and untouched:
+            return Remedy.HAND_OVER_AGAIN
+        return Remedy.PLACE_ANEW
+    return Remedy.PASS_ON if setback is Setback.BACK_PRESSURE else Remedy.FAIL
+
+
+class RetryBudget:
+    """Bounds retries to a share of the requests, so that a sick cluster is not hit with twice the load.
+
+    Args:
+        share: retries allowed for each request.
+        burst: retries allowed at first, and most that can be saved.
+    """
+
+    __slots__ = ("_burst", "_left", "_share")
+
+    def __init__(self, share: float = 0.2, burst: float = 20.0) -> None:
+        self._share = share
+        self._burst = burst
+        self._left = burst
+
+    def request(self) -> None:
+        """A request came in."""
+        if self._left < self._burst:
+            self._left = min(self._burst, self._left + self._share)
+
+    @property
+    def empty(self) -> bool:
+        """Whether no retry is left."""
+        return self._left < 1.0
+
+    def spend(self) -> None:
+        """A retry is made."""
+        self._left -= 1.0

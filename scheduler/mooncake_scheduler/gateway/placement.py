@@ -1,0 +1,217 @@
+"""From a request to a reserved place: gathers what is known, asks the Conductor, takes the reservation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from typing import TypeAlias
+
+from mooncake_core.config.scheduler import SloConfig
+from mooncake_core.index import Depth
+from mooncake_core.ledger import InstanceLoad, Ledger, Limits, RefusalReason, Reservation
+from mooncake_core.registry import Instance
+
+from mooncake_scheduler.clock import Clock
+from mooncake_scheduler.conductor.conductor import Conductor
+from mooncake_scheduler.conductor.model import (
+    Ask,
+    InstanceView,
+    NoInstanceError,
+    Placement,
+    Refused,
+    Slo,
+    World,
+)
+from mooncake_scheduler.conductor.placement import may_pair
+from mooncake_scheduler.conductor.targets import targets_of
+from mooncake_scheduler.gateway.engines import pairs
+from mooncake_scheduler.gateway.errors import no_instance, overloaded
+from mooncake_scheduler.gateway.roster import Roster, Team
+
+ReserveLocally: TypeAlias = Callable[[Reservation, Limits, float], RefusalReason | None]
+RETRY_AFTER_S = 1.0
+"""Model seconds after which it is worth trying again when another scheduler took the last place."""
+
+_IDLE = InstanceLoad()
+_UNKNOWN = Depth(0, 0, 0)
+
+
+class Placer:
+    """Places requests on the instances of a roster.
+
+    Args:
+        conductor: decides.
+        roster: who is there.
+        ledger: what is promised.
+        clock: model seconds.
+        slo: the targets.
+        reserve_locally: what `reserve` of a shared ledger is replaced by while that one is away.
+    """
+
+    def __init__(
+        self,
+        conductor: Conductor,
+        roster: Roster,
+        ledger: Ledger,
+        clock: Clock,
+        slo: SloConfig,
+        reserve_locally: ReserveLocally | None = None,
+    ) -> None:
+        self.conductor = conductor
+        self.roster = roster
+        self.ledger = ledger
+        self.clock = clock
+        self._reserve_locally = reserve_locally
+        self._slo_config = slo
+        self._slo = Slo(slo.ttft_s, slo.tbt_s)
+        self._relative = slo.ttft_multiplier is not None or slo.tbt_multiplier is not None
+
+    async def place(
+        self,
+        ask: Ask,
+        depths: Mapping[str, Depth],
+        *,
+        whole: bool,
+        excluded: Collection[str] = (),
+        again: bool = False,
+    ) -> tuple[Placement, World]:
+        """Choose instances and reserve them.
+
+        Args:
+            ask: the request.
+            depths: who holds how much of its prompt, in blocks.
+            whole: one engine must serve it from start to end.
+            excluded: ids that must not be chosen.
+            again: it was admitted before: it is not refused any more.
+
+        Returns:
+            The placement, and the world it was chosen from (for `explain`).
+
+        Raises:
+            ErrorAnswer: 503 without an instance; 429 when it is refused.
+        """
+        for _ in range(2):
+            decision, world = self._decide(ask, depths, whole=whole, excluded=excluded)
+            placement = self._admitted(decision, again=again)
+            limits = Limits() if again else self.conductor.limits(ask, placement, world)
+            reservation = self.conductor.reservation(ask, placement, world.now_s)
+            reason = await self.reserve(reservation, limits, world.now_s)
+            if reason is None:
+                return placement, world
+            refused = Refused(reason, placement.ttft_s, placement.tbt_s, RETRY_AFTER_S, placement)
+            # Another scheduler was quicker: look again, with the ledger as it is now.
+            await self._refresh_ledger()
+        raise self._refusal(refused)
+
+    async def reserve(self, reservation: Reservation, limits: Limits, now_s: float) -> RefusalReason | None:
+        """Reserve in the shared ledger, or in this process's own table while that one is away."""
+        try:
+            return await self.ledger.reserve(reservation, limits, now_s)
+        except ConnectionError:
+            if self._reserve_locally is None:
+                raise
+            return self._reserve_locally(reservation, limits, now_s)
+
+    def _admitted(self, decision: Placement | Refused, *, again: bool) -> Placement:
+        if not isinstance(decision, Refused):
+            return decision
+        if not again or decision.placement is None:
+            raise self._refusal(decision)
+        return decision.placement
+
+    def another_decode(self, prefill: Instance, excluded: Collection[str]) -> Instance | None:
+        """The least loaded decode instance that can take what `prefill` has staged; None without one."""
+        loads = self.ledger.loads(self.clock.now_s())
+        able = [
+            instance
+            for team in self.roster.teams(excluded)
+            for instance in team.decode
+            if instance.id != prefill.id and pairs(prefill, instance) and may_pair(prefill, instance)
+        ]
+
+        def promised(instance: Instance) -> int:
+            load = loads.get(instance.id, _IDLE)
+            return load.batch + load.arriving
+
+        return min(able, key=promised, default=None)
+
+    async def _refresh_ledger(self) -> None:
+        try:
+            await self.ledger.refresh(self.clock.now_s())
+        except ConnectionError:
+            return
+
+    def _refusal(self, refused: Refused) -> Exception:
+        return overloaded(
+            refused.reason, refused.ttft_s, refused.tbt_s, refused.retry_after_s / self.clock.scale
+        )
+
+    def _decide(
+        self, ask: Ask, depths: Mapping[str, Depth], *, whole: bool, excluded: Collection[str]
+    ) -> tuple[Placement | Refused, World]:
+        best: tuple[Placement | Refused, World] | None = None
+        teams = [self.roster.wholes(excluded)] if whole else self.roster.teams(excluded)
+        for team in teams:
+            found = self._decide_in(ask, team, depths)
+            if found is not None and (best is None or _better(found[0], best[0])):
+                best = found
+        if best is None and not whole:
+            # Without prefill instances (or without a pair) an engine that decodes can still do it all.
+            best = self._decide_in(ask, self.roster.wholes(excluded), depths)
+        if best is None:
+            raise no_instance()
+        return best
+
+    def _decide_in(
+        self, ask: Ask, team: Team, depths: Mapping[str, Depth]
+    ) -> tuple[Placement | Refused, World] | None:
+        if not team.prefill or not team.decode:
+            return None
+        world = self._world(ask, team, depths)
+        try:
+            return self.conductor.decide(ask, world), world
+        except NoInstanceError:
+            return None
+
+    def _world(self, ask: Ask, team: Team, depths: Mapping[str, Depth]) -> World:
+        now_s = self.clock.now_s()
+        loads = self.ledger.loads(now_s)
+        prefill = [self._view(instance, loads, depths) for instance in team.prefill]
+        if team.decode is team.prefill:
+            decode = prefill
+        else:
+            # An instance of role both is one view in both lists: the policy compares by identity.
+            seen = {view.instance.id: view for view in prefill}
+            decode = [
+                seen.get(instance.id) or self._view(instance, loads, depths) for instance in team.decode
+            ]
+        costs = self.conductor.costs
+        slo = self._slo
+        if self._relative:
+            first, last = costs.of(prefill[0].instance), costs.of(decode[0].instance)
+            slo = targets_of(self._slo_config, ask.prompt_tokens, ask.output_tokens, first, last)
+        return World(now_s, prefill, decode, costs, slo)
+
+    def _view(
+        self, instance: Instance, loads: Mapping[str, InstanceLoad], depths: Mapping[str, Depth]
+    ) -> InstanceView:
+        load = loads.get(instance.id, _IDLE)
+        if not depths:
+            return InstanceView(instance, load)
+        held = depths.get(instance.id, _UNKNOWN).hbm
+        fetchable = held
+        ssd = False
+        inbound = leaving = 0
+        stored = depths.get(instance.store) if instance.fetch == "store" else None
+        if stored is not None and stored.ssd > held:
+            fetchable = stored.ssd
+            ssd = stored.dram < stored.ssd
+            inbound = self.roster.members[instance.id].inbound_flows
+            leaving = self.roster.source_flows.get(instance.store, 0)
+        size = instance.block_size_tokens
+        return InstanceView(instance, load, held * size, fetchable * size, ssd, inbound, leaving)
+
+
+def _better(one: Placement | Refused, other: Placement | Refused) -> bool:
+    if isinstance(one, Refused) != isinstance(other, Refused):
+        return isinstance(other, Refused)
+    return one.ttft_s < other.ttft_s

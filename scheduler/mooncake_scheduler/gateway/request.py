@@ -1,0 +1,214 @@
+"""One request from its last byte to its answer's last byte (lifecycle.py names the phases).
+
+The coroutine is driven by a `Flow`: it is woken by the engines' answers and interrupted when the client
+leaves or a phase takes too long. Whatever happens, its reservation is released.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+
+import structlog
+from mooncake_core.ledger import Limits, RefusalReason, Reservation
+
+from mooncake_scheduler.conductor.model import Ask
+from mooncake_scheduler.gateway.attempt import Attempt, Failure
+from mooncake_scheduler.gateway.body import Prompt
+from mooncake_scheduler.gateway.errors import ErrorAnswer, upstream_failed
+from mooncake_scheduler.gateway.flow import ClientLeftError, DeadlineError
+from mooncake_scheduler.gateway.http1.heads import JSON
+from mooncake_scheduler.gateway.job import Job, read_wish
+from mooncake_scheduler.gateway.lifecycle import Phase, Remedy, remedy
+from mooncake_scheduler.gateway.passing import answer_to
+from mooncake_scheduler.gateway.services import Services
+from mooncake_scheduler.gateway.tokens import Prefix
+
+_log = structlog.get_logger(__name__)
+
+MAX_RETRIES = 2
+
+
+class Request:
+    """A completion or a chat being served.
+
+    Args:
+        services: the parts of the gateway.
+        job: the request.
+    """
+
+    def __init__(self, services: Services, job: Job) -> None:
+        self._services = services
+        self._job = job
+
+    async def run(self) -> None:
+        """Serve it. Every path ends with an answer (or a client that left) and nothing reserved."""
+        job = self._job
+        try:
+            await self._serve()
+        except ErrorAnswer as answer:
+            self._say(answer)
+        except ClientLeftError:
+            job.decision.outcome = "cancelled"
+            self._services.metrics.cancelled(job.phase)
+        except DeadlineError:
+            self._say(upstream_failed("the request took too long", "deadline", 504))
+        except Exception:
+            _log.exception("a request failed in the gateway", request_id=job.request_id)
+            self._say(ErrorAnswer(500, "the gateway failed: this is a bug", "server_error", "internal"))
+        finally:
+            self._release()
+            job.phase = Phase.DONE
+            self._services.accounting.finished(job)
+
+    async def _serve(self) -> None:
+        job, services = self._job, self._services
+        job.limit()
+        job.wish = read_wish(job.exchange.body, chat=job.exchange.path.endswith(b"/chat/completions"))
+        prefix = await self._tokenise()
+        job.keys = prefix.keys
+        if prefix.ids_json is not None:
+            job.put = {"prompt": prefix.ids_json}
+        job.enter(Phase.TOKENISED)
+        tenant = job.caller.tenant
+        output = services.placer.conductor.expected_output_tokens(tenant, prefix.tokens, job.wish.max_tokens)
+        job.ask = Ask(job.engine_id, prefix.tokens, output, tenant, job.caller.priority)
+        job.decision.ask = job.ask
+        job.depths = await services.residency.match(prefix.keys)
+        job.decision.index = services.residency.mode
+        services.budget.request()
+        excluded: set[str] = set()
+        failure = await self._try(excluded, None)
+        while failure is not None:
+            failure = await self._try(excluded, failure)
+
+    async def _tokenise(self) -> Prefix:
+        services, wish = self._services, self._job.wish
+        body = wish.body
+        salt = body.text("cache_salt") if "cache_salt" in body.fields else None
+        lora = wish.model if wish.model and wish.model != services.config.model else None
+        size = services.roster.block_size_tokens
+        if wish.form is Prompt.IDS:
+            return services.tokens.of_ids(body, size, lora, salt)
+        return await services.tokens.of_text(body, wish.form, size, lora, salt)
+
+    async def _try(self, excluded: set[str], before: Failure | None) -> Failure | None:
+        """Place the job and carry the placement out; a failure comes back when it is to be placed anew."""
+        await self._place(excluded, before)
+        job, services = self._job, self._services
+        assert job.placement is not None
+        attempt = Attempt(services, job, job.placement)
+        failure = await attempt.carry_out()
+        while failure is not None:
+            match self._remedy(failure, excluded):
+                case Remedy.END_STREAM:
+                    job.decision.outcome = "broken"
+                    broken = upstream_failed(
+                        "the stream broke off: the answer is not complete", "stream_broken"
+                    )
+                    job.exchange.write(broken.event())
+                    job.exchange.end()
+                    return None
+                case Remedy.HAND_OVER_AGAIN if again := await self._hand_over_again(failure, excluded):
+                    failure = again.failure
+                case Remedy.HAND_OVER_AGAIN | Remedy.PLACE_ANEW:
+                    self._release()
+                    job.enter(Phase.TOKENISED)
+                    job.ask = dataclasses.replace(job.ask, id=self._next_id())
+                    return failure
+                case _:
+                    raise answer_to(failure, services.roster)
+        return None
+
+    async def _place(self, excluded: set[str], before: Failure | None) -> None:
+        job, services = self._job, self._services
+        try:
+            placement, world = await services.placer.place(
+                job.ask, job.depths, whole=job.wish.whole, excluded=excluded, again=before is not None
+            )
+        except ErrorAnswer as answer:
+            if before is not None:
+                raise answer_to(before, services.roster) from None
+            services.metrics.refused(answer.code or "")
+            if answer.status == 429 and answer.code:
+                job.decision.refused = RefusalReason(answer.code)
+            raise
+        job.enter(Phase.PLACED)
+        job.enter(Phase.RESERVED)
+        job.reserved = job.ask.id
+        job.placement = placement
+        decision = job.decision
+        decision.attempts += 1
+        decision.placement = placement
+        decision.world = world
+        if before is None:
+            services.metrics.admitted()
+            services.metrics.overhead(time.monotonic() - job.received_s)
+            services.placer.conductor.observe_admitted(job.ask, world.now_s)
+
+    def _remedy(self, failure: Failure, excluded: set[str]) -> Remedy:
+        job, services = self._job, self._services
+        excluded.add(failure.member.instance.id)
+        retries = job.decision.attempts - 1
+        what = remedy(
+            failure.phase,
+            failure.setback,
+            staged=failure.staged is not None,
+            may_retry=retries < MAX_RETRIES and not services.budget.empty,
+        )
+        services.metrics.setback(failure.setback, what)
+        if what in (Remedy.PLACE_ANEW, Remedy.HAND_OVER_AGAIN):
+            services.budget.spend()
+        return what
+
+    async def _hand_over_again(self, failure: Failure, excluded: set[str]) -> _Again | None:
+        """Give the staged KV to another decode instance; None when there is none."""
+        job, services = self._job, self._services
+        assert failure.staged is not None
+        assert job.placement is not None
+        decode = services.placer.another_decode(failure.staged.member.instance, excluded)
+        if decode is None:
+            return None
+        self._release()
+        job.ask = dataclasses.replace(job.ask, id=self._next_id())
+        now_s = services.clock.now_s()
+        placement = dataclasses.replace(job.placement, decode=decode)
+        ask = job.ask
+        end_s = now_s + ask.output_tokens * placement.tbt_s
+        reservation = Reservation(
+            ask.id, None, 0.0, decode.id, ask.prompt_tokens + ask.output_tokens, now_s, end_s, ask.tenant
+        )
+        await services.placer.reserve(reservation, Limits(), now_s)
+        job.reserved = ask.id
+        services.ledger.prefill_finished(ask.id, now_s)
+        job.placement = job.decision.placement = placement
+        job.decision.attempts += 1
+        job.phase = Phase.PREFILLING
+        attempt = Attempt(services, job, placement)
+        try:
+            return _Again(await attempt.decode(services.roster.members[decode.id], failure.staged))
+        finally:
+            attempt.abort()
+
+    def _next_id(self) -> str:
+        return f"{self._job.engine_id}-{self._job.decision.attempts}"
+
+    def _say(self, answer: ErrorAnswer) -> None:
+        job = self._job
+        exchange = job.exchange
+        job.decision.outcome = "refused" if answer.status == 429 else "failed"
+        if not exchange.started:
+            exchange.respond(answer.status, answer.body(), JSON, job.head + answer.header_lines())
+        elif job.phase is Phase.DECODING:
+            exchange.write(answer.event())
+            exchange.end()
+
+    def _release(self) -> None:
+        reserved, self._job.reserved = self._job.reserved, None
+        if reserved is not None:
+            self._services.ledger.release(reserved, self._services.clock.now_s())
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Again:
+    failure: Failure | None

@@ -1,0 +1,147 @@
+"""Who holds which blocks, as the gateway knows it: the shared index where there is one, and its own memory.
+
+Without Redis residency comes from the gateway's own dispatches: after a prefill its instance holds the
+prompt's blocks, after the hand-over so does decode, and so does the store that they write to. Each holder
+is bounded by its capacity, least recently used first, as engines do. With Redis the same memory is kept
+warm, unbounded by holder, and is used while Redis is away or too slow.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+
+import structlog
+from mooncake_core.index import Depth, PrefixIndex, Source, Stored, Tier
+from mooncake_core.index.contract import Removed
+from mooncake_core.index.memory import MemoryIndex
+from mooncake_core.registry import Instance
+
+_log = structlog.get_logger(__name__)
+
+LOCAL_BLOCKS = 2_000_000
+"""Blocks that a gateway remembers of its own dispatches."""
+AWAY_S = 1.0
+"""Wall seconds for which a shared index that failed is not asked again."""
+
+
+class _Holder:
+    """One life of one holder, with what it is thought to hold, least recently used first."""
+
+    __slots__ = ("blocks", "capacity", "sequence", "source")
+
+    def __init__(self, source: Source, capacity: int) -> None:
+        self.source = source
+        self.capacity = capacity
+        self.blocks: dict[int, None] = {}
+        self.sequence = 0
+
+
+class LocalResidency:
+    """Residency from this gateway's own dispatches."""
+
+    mode = "local"
+
+    def __init__(self) -> None:
+        self.index = MemoryIndex(LOCAL_BLOCKS)
+        self._holders: dict[str, _Holder] = {}
+
+    async def follow(self, instances: Sequence[Instance]) -> None:
+        """Take note of who is there: new lives begin empty, those gone are forgotten."""
+        present = set()
+        for instance in instances:
+            present.add(instance.id)
+            holder = self._holders.get(instance.id)
+            if holder is not None and holder.source.epoch >= instance.epoch:
+                continue
+            source = Source(instance.id, instance.epoch)
+            await self.index.attach(source)
+            capacity = instance.kv_capacity_tokens // max(1, instance.block_size_tokens)
+            self._holders[instance.id] = _Holder(source, capacity)
+        for gone in [i for i in self._holders if i not in present]:
+            await self.index.detach(self._holders.pop(gone).source)
+        await self.index.sweep(64)
+
+    async def match(self, keys: Sequence[int]) -> Mapping[str, Depth]:
+        """Depth in blocks by holder."""
+        return self.index.match_now(keys)
+
+    async def holds(self, instance_id: str, keys: Sequence[int], tier: Tier) -> None:
+        """An instance or a store now holds these blocks of one prompt."""
+        holder = self._holders.get(instance_id)
+        if holder is None or not keys:
+            return
+        blocks = holder.blocks
+        new = []
+        # The head of a prompt is used by every prompt that shares it: the tail must be forgotten first.
+        for key in reversed(keys):
+            if key in blocks:
+                del blocks[key]
+            else:
+                new.append(key)
+            blocks[key] = None
+        changes: list[Stored | Removed] = []
+        if new:
+            new.reverse()
+            changes.append(Stored(new, tier))
+        if holder.capacity and len(blocks) > holder.capacity:
+            surplus = len(blocks) - holder.capacity
+            oldest = [key for key, _ in zip(blocks, range(surplus), strict=False)]
+            for key in oldest:
+                del blocks[key]
+            changes.append(Removed(oldest, tier))
+        if changes:
+            holder.sequence += 1
+            await self.index.apply(holder.source, changes, holder.sequence)
+
+    def forget(self, instance_id: str) -> None:
+        """What an instance holds is doubtful: its next life in `follow` begins empty."""
+        holder = self._holders.get(instance_id)
+        if holder is not None:
+            holder.blocks.clear()
+
+
+class SharedResidency:
+    """The index on Redis, with this gateway's own memory to fall back upon.
+
+    Args:
+        shared: the index on Redis; raises ConnectionError when it is away or slower than its budget.
+        local: this gateway's own dispatches.
+    """
+
+    def __init__(self, shared: PrefixIndex, local: LocalResidency) -> None:
+        self._shared = shared
+        self._local = local
+        self._away_until_s = 0.0
+        self.mode = "shared"
+        self.failures = 0
+
+    async def follow(self, instances: Sequence[Instance]) -> None:
+        """As `LocalResidency.follow`; the shared index is kept by the sidecars."""
+        await self._local.follow(instances)
+
+    async def match(self, keys: Sequence[int]) -> Mapping[str, Depth]:
+        """Depth in blocks by holder."""
+        if not keys:
+            return {}
+        if self._away_until_s:
+            if time.monotonic() < self._away_until_s:
+                return await self._local.match(keys)
+            self._away_until_s = 0.0
+        try:
+            found = await self._shared.match(keys)
+        except ConnectionError as error:
+            self.failures += 1
+            self._away_until_s = time.monotonic() + AWAY_S
+            if self.mode == "shared":
+                self.mode = "local"
+                _log.warning("the shared index is away, own dispatches are used", error=str(error))
+            return await self._local.match(keys)
+        if self.mode == "local":
+            self.mode = "shared"
+            _log.info("the shared index is back")
+        return found
+
+    async def holds(self, instance_id: str, keys: Sequence[int], tier: Tier) -> None:
+        """As `LocalResidency.holds`."""
+        await self._local.holds(instance_id, keys, tier)

@@ -1,0 +1,227 @@
+"""Metrics of the gateway: counted in plain numbers on the hot path, turned into Prometheus' form when asked.
+
+Names: routers.md §6.5. Labels are bounded: reasons, phases, outcomes and roles are fixed sets, and instances
+are those of the roster.
+"""
+
+from __future__ import annotations
+
+import time
+from bisect import bisect_left
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Final
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
+from prometheus_client.registry import Collector
+
+from mooncake_scheduler.gateway.decisions import Decision
+from mooncake_scheduler.gateway.lifecycle import Phase, Remedy, Setback
+
+LATENCY_S: Final = (
+    0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 300.0,
+)  # fmt: skip
+STEP_S: Final = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0, 2.5)
+OVERHEAD_S: Final = (2.5e-5, 5e-5, 1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 1e-2, 2.5e-2, 0.1, 0.5, 2.5)
+RECENT: Final = 1024
+"""Requests over which GET /stats takes percentiles."""
+
+
+class Histogram:
+    """Counts in buckets."""
+
+    __slots__ = ("bounds", "counts", "total")
+
+    def __init__(self, bounds: Sequence[float]) -> None:
+        self.bounds = bounds
+        self.counts = [0] * (len(bounds) + 1)
+        self.total = 0.0
+
+    def observe(self, value: float) -> None:
+        """Count a value."""
+        self.counts[bisect_left(self.bounds, value)] += 1
+        self.total += value
+
+    def family(self, name: str, text: str) -> HistogramMetricFamily:
+        """In Prometheus' form."""
+        so_far, buckets = 0, []
+        for bound, count in zip((*self.bounds, float("inf")), self.counts, strict=True):
+            so_far += count
+            buckets.append(("+Inf" if bound == float("inf") else repr(bound), float(so_far)))
+        return HistogramMetricFamily(name, text, buckets=buckets, sum_value=self.total)
+
+
+class GatewayMetrics:
+    """What one gateway counts. Durations are model seconds, but for its own overhead and the loop's lag.
+
+    Args:
+        ttft_target_s: a request with a later first token does not count as goodput.
+        tbt_target_s: nor one with slower tokens.
+    """
+
+    def __init__(self, ttft_target_s: float | None = None, tbt_target_s: float | None = None) -> None:
+        self._ttft_target_s = ttft_target_s
+        self._tbt_target_s = tbt_target_s
+        self.ttft_s = Histogram(LATENCY_S)
+        self.tbt_s = Histogram(STEP_S)
+        self.predicted_ttft_s = Histogram(LATENCY_S)
+        self.prediction_error_s = Histogram(LATENCY_S)
+        self.prefill_s = Histogram(LATENCY_S)
+        self.overhead_s = Histogram(OVERHEAD_S)
+        self.loop_lag_s = Histogram(OVERHEAD_S)
+        self.admissions: Counter[tuple[str, str]] = Counter()
+        self.outcomes: Counter[str] = Counter()
+        self.paths: Counter[str] = Counter()
+        self.setbacks: Counter[tuple[str, str]] = Counter()
+        self.cancellations: Counter[str] = Counter()
+        self.goodput = 0
+        self.prompt_tokens = 0
+        self.cached_tokens = 0
+        self.output_tokens = 0
+        self.recent_ttft_s: deque[float] = deque(maxlen=RECENT)
+        self.recent_tbt_s: deque[float] = deque(maxlen=RECENT)
+        self.started_s = time.time()
+
+    # -- told by requests
+
+    def admitted(self) -> None:
+        """A request was admitted."""
+        self.admissions["admitted", ""] += 1
+
+    def refused(self, reason: str) -> None:
+        """A request was not admitted."""
+        self.admissions["refused", reason] += 1
+
+    def overhead(self, seconds: float) -> None:
+        """From the last byte of a request to its reservation, wall seconds."""
+        self.overhead_s.observe(seconds)
+
+    def setback(self, setback: Setback, what: Remedy) -> None:
+        """A leg was not served."""
+        self.setbacks[setback.value, what.value] += 1
+
+    def cancelled(self, phase: Phase) -> None:
+        """A client left."""
+        self.cancellations[phase.name.lower()] += 1
+
+    def cached(self, prompt_tokens: int, cached_tokens: int) -> None:
+        """An engine said how much of a prompt it did not compute."""
+        self.prompt_tokens += prompt_tokens
+        self.cached_tokens += cached_tokens
+
+    def finished(self, decision: Decision) -> None:
+        """A request has ended."""
+        self.outcomes[decision.outcome] += 1
+        placement = decision.placement
+        if placement is not None:
+            self.paths[_path(decision)] += 1
+            self.predicted_ttft_s.observe(placement.ttft_s)
+        if decision.prefill_s is not None:
+            self.prefill_s.observe(decision.prefill_s)
+        if decision.outcome != "completed":
+            return
+        self.output_tokens += decision.output_tokens or 0
+        ttft_s, tbt_s = decision.ttft_s, decision.tbt_s
+        if ttft_s is not None:
+            self.ttft_s.observe(ttft_s)
+            self.recent_ttft_s.append(ttft_s)
+            if placement is not None:
+                self.prediction_error_s.observe(abs(ttft_s - placement.ttft_s))
+        if tbt_s is not None:
+            self.tbt_s.observe(tbt_s)
+            self.recent_tbt_s.append(tbt_s)
+        if not (_over(ttft_s, self._ttft_target_s) or _over(tbt_s, self._tbt_target_s)):
+            self.goodput += 1
+
+    # -- exposition
+
+    def families(self) -> Iterable[Metric]:
+        """All of it in Prometheus' form."""
+        yield self.ttft_s.family("mooncake_ttft_seconds", "Time to first token of streams, model seconds.")
+        yield self.tbt_s.family(
+            "mooncake_tbt_seconds", "Time between tokens: mean of a stream's longest tenth of gaps."
+        )
+        yield self.predicted_ttft_s.family("mooncake_predicted_ttft_seconds", "TTFT predicted at placement.")
+        yield self.prediction_error_s.family(
+            "mooncake_prediction_error_seconds", "Distance of the TTFT measured from the one predicted."
+        )
+        yield self.prefill_s.family("mooncake_prefill_seconds", "Prefill legs, sent to answered.")
+        yield self.overhead_s.family(
+            "mooncake_router_overhead_seconds", "Wall seconds from a request's last byte to its reservation."
+        )
+        yield self.loop_lag_s.family(
+            "mooncake_event_loop_lag_seconds", "Wall seconds by which the event loop was late."
+        )
+        yield _counter("mooncake_admission", "Requests decided on.", ("decision", "reason"), self.admissions)
+        yield _counter("mooncake_requests", "Requests ended.", ("outcome",), _one(self.outcomes))
+        yield _counter("mooncake_pair_decisions", "Placements by path.", ("path",), _one(self.paths))
+        yield _counter(
+            "mooncake_setbacks", "Legs not served, and what was done.", ("setback", "remedy"), self.setbacks
+        )
+        yield _counter("mooncake_cancellations", "Clients that left.", ("phase",), _one(self.cancellations))
+        for name, text, value in (
+            ("mooncake_goodput", "Requests completed within the targets.", self.goodput),
+            ("mooncake_prompt_tokens", "Prompt tokens of legs that prefilled.", self.prompt_tokens),
+            ("mooncake_cached_tokens", "Of these, tokens that were not computed.", self.cached_tokens),
+            ("mooncake_output_tokens", "Tokens of completed answers.", self.output_tokens),
+        ):
+            yield CounterMetricFamily(name, text, value=value)
+
+
+class Exposition(Collector):
+    """Turns the numbers of several sources into one page.
+
+    Args:
+        sources: each gives its families when asked.
+    """
+
+    def __init__(self, *sources: Callable[[], Iterable[Metric]]) -> None:
+        self._sources = sources
+        self._registry = CollectorRegistry(auto_describe=False)
+        self._registry.register(self)
+
+    def collect(self) -> Iterable[Metric]:
+        for source in self._sources:
+            yield from source()
+
+    def text(self) -> bytes:
+        """The page."""
+        return generate_latest(self._registry)
+
+
+def gauge(
+    name: str, text: str, labels: Sequence[str], values: Iterable[tuple[Sequence[str], float]]
+) -> Metric:
+    """A gauge with labels."""
+    family = GaugeMetricFamily(name, text, labels=labels)
+    for label_values, value in values:
+        family.add_metric(label_values, value)
+    return family
+
+
+def _counter(name: str, text: str, labels: Sequence[str], counts: Mapping[Any, int]) -> Metric:
+    family = CounterMetricFamily(name, text, labels=labels)
+    for label_values, count in counts.items():
+        family.add_metric(label_values, count)
+    return family
+
+
+def _one(counts: Counter[str]) -> dict[tuple[str], int]:
+    return {(label,): count for label, count in counts.items()}
+
+
+def _path(decision: Decision) -> str:
+    placement = decision.placement
+    if placement is None or placement.prefill is None:
+        return "whole"
+    return "fetch" if placement.fetch_tokens else "pair"
+
+
+def _over(value: float | None, target: float | None) -> bool:
+    return value is not None and target is not None and value > target

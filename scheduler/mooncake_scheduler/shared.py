@@ -1,0 +1,77 @@
+"""What the schedulers of a cluster share through Redis."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+
+import structlog
+from mooncake_core.config.base import ConfigError
+from mooncake_core.config.scheduler import SchedulerConfig
+from mooncake_core.index import RedisIndex
+from mooncake_core.ledger import RedisLedger
+from mooncake_core.resp import RespClient
+
+_log = structlog.get_logger(__name__)
+
+SWEEP_BUCKETS = 16
+
+
+class SharedState:
+    """Index, ledger and registry on one Redis.
+
+    Args:
+        config: names Redis and the namespace of the keys.
+
+    Raises:
+        ConfigError: the URL is no Redis URL, or the password file cannot be read.
+    """
+
+    def __init__(self, config: SchedulerConfig) -> None:
+        from mooncake_core.registry.redis import RedisRegistry
+
+        assert config.redis_url is not None
+        self._password_file = None if config.redis_password_file is None else Path(config.redis_password_file)
+        self.password()
+        try:
+            self.client = RespClient(config.redis_url, self.password)
+        except ValueError as error:
+            raise ConfigError(f"redis_url: {error}") from error
+        self.index = RedisIndex(self.client, namespace=config.namespace)
+        self.ledger = RedisLedger(self.client, prefix=f"{{{config.namespace}}}:")
+        self.registry = RedisRegistry(config.redis_url, namespace=config.namespace, password=self.password)
+
+    def password(self) -> str | None:
+        """Redis' password as it stands in its file now.
+
+        Raises:
+            ConfigError: the file cannot be read.
+        """
+        if self._password_file is None:
+            return None
+        try:
+            return self._password_file.read_text().strip()
+        except OSError as error:
+            raise ConfigError(f"redis_password_file: {self._password_file}: {error.strerror}") from error
+
+    @property
+    def away(self) -> bool:
+        """Whether Redis cannot be reached now."""
+        return not self.client.connected
+
+    async def start(self) -> None:
+        """Connect; without Redis the scheduler begins with what it has itself, and goes on trying."""
+        try:
+            await self.client.connect()
+        except ConnectionError as error:
+            _log.warning("Redis is away", error=str(error))
+
+    async def sweep(self) -> None:
+        """Clear away a little of what ended lives left in the index."""
+        with contextlib.suppress(ConnectionError):
+            await self.index.sweep(SWEEP_BUCKETS)
+
+    async def close(self) -> None:
+        """Leave."""
+        await self.registry.close()
+        await self.client.close()
