@@ -2,5 +2,14 @@
 
 from mooncake_core.ledger.contract import InstanceLoad, Ledger, Limits, RefusalReason, Reservation
 from mooncake_core.ledger.memory import MemoryLedger
+from mooncake_core.ledger.redis import RedisLedger
 
-__all__ = ["InstanceLoad", "Ledger", "Limits", "MemoryLedger", "RefusalReason", "Reservation"]
+__all__ = [
+    "InstanceLoad",
+    "Ledger",
+    "Limits",
+    "MemoryLedger",
+    "RedisLedger",
+    "RefusalReason",
+    "Reservation",
+]

@@ -1,0 +1,165 @@
+"""What one scheduler knows of all work in flight: its own table and what its peers last said of theirs.
+
+Pure: time comes in as a parameter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from heapq import merge
+from math import inf
+
+from mooncake_core.ledger.book import Book, Ends, Entry, Share, microseconds, sorted_ends
+from mooncake_core.ledger.contract import InstanceLoad, Limits, RefusalReason, Reservation
+
+
+class Sum:
+    """The shares of all incarnations at one instance, added up; only the head's countdown depends on time."""
+
+    __slots__ = ("_head_us", "_queued_us", "_still", "came_s")
+
+    def __init__(self, shares: Sequence[Share]) -> None:
+        queue = shares[0].queue if len(shares) == 1 else tuple(merge(*(share.queue for share in shares)))
+        self.came_s, self._head_us = queue[0] if queue else (inf, 0)
+        """When the oldest prefill was reserved; inf without one."""
+        self._queued_us = sum(cost_us for _, cost_us in queue)
+        self._still = InstanceLoad(
+            queued=len(queue),
+            batch=sum(share.batch for share in shares),
+            arriving=sum(share.arriving for share in shares),
+            kv_tokens=sum(share.kv_tokens for share in shares),
+            prefill_ends=_add_ends([share.prefill_ends for share in shares]),
+            decode_ends=_add_ends([share.decode_ends for share in shares]),
+        )
+
+    def queued_us(self, now_s: float, since_s: float) -> int:
+        """Microseconds of prefill still ahead: one that overruns its prediction is about to end.
+
+        Args:
+            now_s: The moment.
+            since_s: When the prefill before the oldest one ended.
+        """
+        if not self._queued_us:
+            return 0
+        return self._queued_us - min(self._head_us, microseconds(now_s - max(since_s, self.came_s)))
+
+    def at(self, now_s: float, since_s: float) -> InstanceLoad:
+        """The load at a moment; arguments as for `queued_us`."""
+        still = self._still
+        if not still.queued:
+            return still
+        return InstanceLoad(
+            self.queued_us(now_s, since_s) / 1e6,
+            still.queued,
+            still.batch,
+            still.arriving,
+            still.kv_tokens,
+            still.prefill_ends,
+            still.decode_ends,
+        )
+
+    @property
+    def promised(self) -> int:
+        """Requests in decode or on their way to it."""
+        return self._still.batch + self._still.arriving
+
+    @property
+    def kv_tokens(self) -> int:
+        """KV tokens of these requests."""
+        return self._still.kv_tokens
+
+
+def _add_ends(all_ends: Sequence[Ends]) -> Ends:
+    filled = [ends for ends in all_ends if ends]
+    if len(filled) <= 1:
+        return filled[0] if filled else ()
+    total: dict[int, tuple[int, int]] = {}
+    for ends in filled:
+        for bucket, requests, kv_tokens in ends:
+            had_requests, had_tokens = total.get(bucket, (0, 0))
+            total[bucket] = (had_requests + requests, had_tokens + kv_tokens)
+    return sorted_ends(total)
+
+
+_IDLE = Sum((Share(),))
+
+
+class Board:
+    """The own book, the shares of the peers, and their sums by instance."""
+
+    def __init__(self) -> None:
+        self.book = Book()
+        self.since_s: dict[str, float] = {}
+        """Since when the oldest prefill of an instance is the oldest; absent = since it was reserved."""
+        self._peers: dict[str, dict[str, Share]] = {}
+        self._sums: dict[str, Sum] = {}
+        self._touched: set[str] = set()
+
+    def exceeded(self, reservation: Reservation, limits: Limits, now_s: float) -> RefusalReason | None:
+        """Which bound a reservation would break, if any: queue first, then batch, then KV memory."""
+        self._add_up()
+        queue = reservation.prefill or reservation.decode
+        decode = self._sums.get(reservation.decode, _IDLE)
+        if limits.queued_s != inf:
+            queued_us = self._sums.get(queue, _IDLE).queued_us(now_s, self.since_s.get(queue, 0.0))
+            if queued_us + microseconds(reservation.prefill_cost_s) > microseconds(limits.queued_s):
+                return RefusalReason.TTFT
+        if limits.batch and decode.promised + 1 > limits.batch:
+            return RefusalReason.TBT
+        if limits.kv_tokens and decode.kv_tokens + reservation.kv_tokens > limits.kv_tokens:
+            return RefusalReason.KV_MEMORY
+        return None
+
+    def finish_prefill(self, reservation_id: str, now_s: float) -> Entry | None:
+        """A prefill of the own book ended; None when that was known, or it is unknown."""
+        entry = self.book.get(reservation_id)
+        if entry is not None and entry.prefilling:
+            self._leaves_queue(entry, now_s)
+        return self.book.finish_prefill(reservation_id, now_s)
+
+    def drop(self, reservation_id: str, now_s: float) -> Entry | None:
+        """A request of the own book ended. Its entry as it stood; None when it is unknown."""
+        entry = self.book.get(reservation_id)
+        if entry is not None:
+            if entry.prefilling:
+                self._leaves_queue(entry, now_s)
+            self.book.drop(reservation_id)
+        return entry
+
+    def loads(self, now_s: float) -> dict[str, InstanceLoad]:
+        """Load by instance; those without any are left out."""
+        self._add_up()
+        since_s = self.since_s
+        return {
+            instance: total.at(now_s, since_s.get(instance, 0.0)) for instance, total in self._sums.items()
+        }
+
+    def hear(self, peer: str, shares: dict[str, Share]) -> None:
+        """A peer said what it has promised."""
+        before = self._peers.get(peer, {})
+        self._touched.update(i for i in before.keys() | shares.keys() if before.get(i) != shares.get(i))
+        self._peers[peer] = shares
+
+    def keep_peers(self, present: Iterable[str]) -> None:
+        """Forget the peers that are not among these."""
+        for peer in self._peers.keys() - set(present):
+            self._touched.update(self._peers.pop(peer))
+
+    def _leaves_queue(self, entry: Entry, now_s: float) -> None:
+        self._add_up()
+        if entry.reserved_s <= self._sums[entry.queue].came_s:
+            self.since_s[entry.queue] = now_s
+
+    def _add_up(self) -> None:
+        for touched in (self.book.touched, self._touched):
+            for instance in touched:
+                shares = [shares[instance] for shares in self._peers.values() if instance in shares]
+                own = self.book.share(instance)
+                if own is not None:
+                    shares.append(own)
+                if shares:
+                    self._sums[instance] = Sum(shares)
+                else:
+                    self._sums.pop(instance, None)
+                    self.since_s.pop(instance, None)
+            touched.clear()
