@@ -34,7 +34,10 @@ async def serve(options: EngineOptions) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    engine = build(options)
+    try:
+        engine = build(options)
+    except OptionsError as error:
+        sys.exit(f"mooncake_simulator.engine: {error}")
     app = App(engine, codec_for(options.model))
     server = HttpServer(app)
     await engine.start()

@@ -13,6 +13,7 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
+from typing import Any
 
 import msgspec
 import zmq
@@ -100,24 +101,31 @@ class EventPublisher:
     def publish_store_copy(self, event: Stored) -> None:
         """Tell that blocks lie in the store now.
 
-        The Mooncake store connector writes its medium in lower case, never removes what it announced, and
-        leaves out the fields of the cache group (vLLM 0.32, `mooncake/store/worker.py`).
+        The Mooncake store connector says it block by block, writes its medium in lower case, gives no extra
+        keys and never removes what it announced (vLLM 0.32, `mooncake/store/worker.py`).
         """
         if not self._options.enabled:
             return
-        as_int = self._options.hashes_as_int
-        fields = {
-            "type": "BlockStored",
-            "block_hashes": [external_hash(one, as_int=as_int) for one in event.hashes],
-            "parent_block_hash": None if event.parent is None else external_hash(event.parent, as_int=as_int),
-            "token_ids": event.tokens,
-            "block_size": self._block_size,
-            "lora_id": None,
-            "medium": "cpu",
-            "lora_name": None,
-        }
-        stored = list(fields.values()) if self._options.as_arrays else fields
-        self._send(msgspec.msgpack.encode([time.time(), [stored], 0]))
+        as_int, size = self._options.hashes_as_int, self._block_size
+        parent = None if event.parent is None else external_hash(event.parent, as_int=as_int)
+        stored: list[Any] = []
+        for index, block_hash in enumerate(event.hashes):
+            name = external_hash(block_hash, as_int=as_int)
+            fields = {
+                "type": "BlockStored",
+                "block_hashes": [name],
+                "parent_block_hash": parent,
+                "token_ids": event.tokens[index * size : (index + 1) * size],
+                "block_size": size,
+                "lora_id": None,
+                "medium": "cpu",
+                "lora_name": None,
+                "group_idx": 0,
+            }
+            # In the array form the fields of the cache group come after extra_keys, which is not given.
+            stored.append(list(fields.values())[:8] if self._options.as_arrays else fields)
+            parent = name
+        self._send(msgspec.msgpack.encode([time.time(), stored, 0]))
 
     def _send(self, payload: bytes) -> None:
         assert self._pub is not None

@@ -218,9 +218,10 @@ class RequestReader:
             )
         if prompt == limit:
             raise bad_request(
-                f"The decoder prompt (length {prompt}) plus the number of requested output tokens (at least 1) "
-                f"is longer than the maximum model length of {limit}. Make sure that `max_model_len` is no "
-                "smaller than the number of text tokens (prompt + requested output tokens)."
+                f"The decoder prompt (length {prompt}) plus the number of requested output tokens "
+                f"(at least 1) is longer than the maximum model length of {limit}. Make sure that "
+                "`max_model_len` is no smaller than the number of text tokens (prompt + requested output "
+                "tokens)."
             )
         name = "max_completion_tokens" if chat and body.get("max_completion_tokens") else "max_tokens"
         asked = body.get(name, default)

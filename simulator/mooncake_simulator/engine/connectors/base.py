@@ -24,6 +24,9 @@ class EngineHandle(Protocol):
     """What the engine's NICs take in; all hand-overs to it share it."""
     egress: SharedLink
 
+    def link(self, bytes_per_s: float) -> SharedLink:
+        """A further link in the engine's model time."""
+
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
         """Run a coroutine beside the engine's loop."""
 

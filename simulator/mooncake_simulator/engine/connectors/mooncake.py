@@ -16,7 +16,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from mooncake_simulator.engine.connectors.base import EngineHandle, KvConnector
-from mooncake_simulator.engine.connectors.receiving import PeerLostError, PullError, pull
+from mooncake_simulator.engine.connectors.receiving import PeerLostError, PullError, let_go, pull
 from mooncake_simulator.engine.connectors.sending import Staging
 from mooncake_simulator.engine.connectors.side_channel import Channel, ChannelServer
 from mooncake_simulator.engine.http_client import CallError, HttpClient
@@ -70,7 +70,7 @@ class MooncakeConnector(KvConnector):
         params = sequence.transfer or {}
         # Only one transfer a request: after a preemption it computes for itself.
         params["do_remote_prefill"] = False
-        if any(params.get(name) is None for name in _REMOTE_FIELDS):
+        if _missing(params):
             LOG.warning("%s: Got invalid KVTransferParams: %s", sequence.id, params)
             self._hung.add(sequence.id)
             return
@@ -89,6 +89,11 @@ class MooncakeConnector(KvConnector):
     def finished(self, sequence: Sequence, finish_reason: str) -> None:
         if sequence.id in self._hung:
             self.engine.die("KeyError: 'remote_engine_id'")
+        params = sequence.transfer or {}
+        if self._options.consumes and params.get("do_remote_prefill") and not _missing(params):
+            # It ended before its KV was asked for: the prefill engine is told, so that it frees the blocks.
+            params["do_remote_prefill"] = False
+            self.engine.spawn(self._let_go(params))
 
     async def _receive(self, sequence: Sequence, params: dict[str, Any]) -> None:
         started = asyncio.get_running_loop().time()
@@ -124,6 +129,14 @@ class MooncakeConnector(KvConnector):
         finally:
             if channel is not None:
                 channel.close()
+
+    async def _let_go(self, params: dict[str, Any]) -> None:
+        engine_id, transfer = str(params["remote_engine_id"]), str(params["transfer_id"])
+        try:
+            host, port = await self._find_peer(engine_id, str(params["remote_bootstrap_addr"]))
+            await let_go(host, port, engine_id, transfer)
+        except (CallError, PullError, PeerLostError, OSError, TimeoutError, ValueError) as error:
+            LOG.warning("%s: the prefill engine was not told: %s", transfer, error)
 
     async def _connect(self, host: str, port: int) -> Channel | None:
         try:
@@ -177,3 +190,7 @@ class MooncakeConnector(KvConnector):
                 exchange.json({"status": "ok"})
         else:
             exchange.json({"detail": "Not Found"}, 404)
+
+
+def _missing(params: dict[str, Any]) -> bool:
+    return any(params.get(name) is None for name in _REMOTE_FIELDS)

@@ -34,3 +34,23 @@ async def pull(engine: EngineHandle, channel: Channel, engine_id: str, transfer:
         assert isinstance(done, Done)
     except (EOFError, ConnectionError) as error:
         raise PeerLostError(str(error) or "connection closed") from error
+
+
+async def let_go(host: str, port: int, engine_id: str, transfer: str) -> None:
+    """Tell a prefill engine that nobody will come for these blocks.
+
+    Raises:
+        PullError: it does not have them.
+        PeerLostError: the connection broke.
+        OSError: nobody listens there.
+    """
+    channel = await Channel.connect(host, port)
+    try:
+        await channel.send(Pull(engine_id, transfer, 0))
+        while not isinstance(answer := await channel.receive(), Done):
+            if isinstance(answer, Refused):
+                raise PullError(answer.reason)
+    except (EOFError, ConnectionError) as error:
+        raise PeerLostError(str(error) or "connection closed") from error
+    finally:
+        channel.close()

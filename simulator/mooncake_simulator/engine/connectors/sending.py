@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from mooncake_simulator.engine.connectors.base import EngineHandle
@@ -29,7 +30,7 @@ class Staging:
     keep_wall_s: float
     waits_for_unknown: bool
     """Whether a pull may come before the prefill has ended (Mooncake), or is refused then (NIXL)."""
-    expired: int = 0
+    on_expiry: Callable[[], None] = lambda: None
     _staged: dict[str, _Staged] = field(default_factory=dict)
     _arrivals: dict[str, asyncio.Event] = field(default_factory=dict)
 
@@ -92,6 +93,6 @@ class Staging:
 
     def _expire(self, transfer: str) -> None:
         staged = self._staged.pop(transfer)
-        self.expired += 1
+        self.on_expiry()
         LOG.warning("%s: nobody came for its KV within %g s", transfer, self.keep_wall_s)
         self.engine.release_held(staged.sequence_id)

@@ -1,0 +1,123 @@
+"""A store node: lends memory to the master, carries bytes at the speed of its NIC and SSD."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import uuid
+
+from mooncake_core.profiles import Profile
+
+from mooncake_simulator.engine.clock import ModelClock
+from mooncake_simulator.engine.http_client import CallError, HttpClient
+from mooncake_simulator.engine.http_server import Exchange, HttpServer, Request
+from mooncake_simulator.engine.links import SharedLink
+from mooncake_simulator.store import calls
+
+LOG = logging.getLogger(__name__)
+
+HEARTBEAT_S = 1.0
+
+
+class Node:
+    """One segment and its links. Mounts again whenever the master does not know it (any more)."""
+
+    def __init__(
+        self,
+        master_address: str,
+        *,
+        capacity_bytes: int,
+        ssd_capacity_bytes: int,
+        profile: Profile,
+        time_scale: float,
+    ) -> None:
+        clock = ModelClock(time_scale)
+        self.name = ""
+        self.client_id = str(uuid.uuid4())
+        self.mounted = False
+        self._capacity_bytes = capacity_bytes
+        self._ssd_capacity_bytes = ssd_capacity_bytes
+        self._master = HttpClient(f"http://{master_address}", timeout_s=3)
+        self._nic = SharedLink(profile.network_bytes_per_s, clock.now_s, time_scale)
+        self._ssd = SharedLink(profile.ssd_bytes_per_s, clock.now_s, time_scale)
+        self._data = HttpServer(self._serve_data)
+        self._http = HttpServer(self._serve_http)
+        self._keeper: asyncio.Task[None] | None = None
+        self._carried_bytes = 0
+
+    async def start(self, host: str, port: int, http_port: int, advertised_host: str) -> tuple[int, int]:
+        """Listen and begin to mount; returns the ports.
+
+        Raises:
+            OSError: an address is in use.
+        """
+        ports = (await self._data.start(host, port), await self._http.start(host, http_port))
+        self.name = f"{advertised_host}:{ports[0]}"
+        self._keeper = asyncio.get_running_loop().create_task(self._keep_mounted())
+        return ports
+
+    async def stop(self) -> None:
+        """Unmount, if the master can be reached, and stop listening."""
+        if self._keeper is not None:
+            self._keeper.cancel()
+        if self.mounted:
+            try:
+                await self._master.call("/rpc/unmount", calls.Unmount(name=self.name))
+            except (CallError, OSError, TimeoutError) as error:
+                LOG.warning("not unmounted: %s", error)
+        self._master.close()
+        await self._data.stop()
+        await self._http.stop()
+
+    async def _keep_mounted(self) -> None:
+        while True:
+            try:
+                if self.mounted:
+                    beat = calls.Heartbeat(client_id=self.client_id)
+                    self.mounted = bool(await self._master.call("/rpc/heartbeat", beat))
+                if not self.mounted:
+                    await self._mount()
+            except (CallError, OSError, TimeoutError) as error:
+                LOG.warning("master: %s", error or type(error).__name__)
+            await asyncio.sleep(HEARTBEAT_S)
+
+    async def _mount(self) -> None:
+        mount = calls.Mount(
+            name=self.name,
+            client_id=self.client_id,
+            capacity_bytes=self._capacity_bytes,
+            ssd_capacity_bytes=self._ssd_capacity_bytes,
+        )
+        await self._master.call("/rpc/mount", mount)
+        self.mounted = True
+        LOG.info("segment %s mounted", self.name)
+
+    async def _serve_data(self, request: Request, exchange: Exchange) -> None:
+        if (request.method, request.path) != ("POST", "/transfer"):
+            exchange.respond(b"", 404)
+            return
+        try:
+            transfer = calls.decode(request.body, calls.Transfer)
+        except calls.CallFormatError as error:
+            exchange.json({"error": str(error)}, 400)
+            return
+        ways = [self._nic.carry(transfer.size_bytes)]
+        if transfer.ssd:
+            ways.append(self._ssd.carry(transfer.size_bytes))
+        await asyncio.gather(*ways)
+        self._carried_bytes += transfer.size_bytes
+        exchange.respond(calls.encode(True), 200, "application/msgpack")
+
+    async def _serve_http(self, request: Request, exchange: Exchange) -> None:
+        if (request.method, request.path) == ("GET", "/health"):
+            exchange.json({"status": "ok" if self.mounted else "unmounted"}, 200 if self.mounted else 503)
+        elif (request.method, request.path) == ("GET", "/metrics"):
+            text = (
+                "# TYPE mooncake_transfer_read_bytes counter\n"
+                f"mooncake_transfer_read_bytes {self._carried_bytes}\n"
+                "# TYPE mooncake_client_flows gauge\n"
+                f"mooncake_client_flows {self._nic.flows}\n"
+            )
+            exchange.respond(text.encode(), 200, "text/plain; version=0.0.4")
+        else:
+            exchange.respond(b"", 404)
