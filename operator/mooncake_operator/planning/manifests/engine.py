@@ -33,7 +33,7 @@ from mooncake_operator.planning.manifests.sidecar import (
     EVENTS_ENDPOINT,
     EVENTS_TOPIC,
     REPLAY_ENDPOINT,
-    sidecar_config,
+    drain_config,
     sidecar_container,
 )
 from mooncake_operator.planning.manifests.transfer import must_hide_statistics, transfer_config
@@ -184,8 +184,7 @@ def _environment(plan: Plan, pool: EnginePoolPlan, pod: str) -> list[Object]:
     if plan.shares_state:
         variables.append(env(*RUN_DIR))
         if plan.simulated:
-            # The drain command finds the sidecar by it.
-            config = sidecar_config(plan, pool, pod, pairing_revision(plan))
+            config = drain_config(plan, pool, pod, pairing_revision(plan))
             variables.append(env(CONFIG_VARIABLE, config.model_dump_json(exclude_none=True)))
     return variables
 

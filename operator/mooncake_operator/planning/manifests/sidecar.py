@@ -58,6 +58,15 @@ def sidecar_container(plan: Plan, pool: EnginePoolPlan, pod: str, pairing: str) 
     }
 
 
+def drain_config(plan: Plan, pool: EnginePoolPlan, pod: str, pairing: str) -> SidecarConfig:
+    """What the drain command needs in the engine's container: the sidecar's address and the deadline.
+
+    Without the folders and Secrets, which are mounted in the sidecar's container only.
+    """
+    beside = {"journal_dir": "", "redis_url": "", "redis_password_file": None}
+    return sidecar_config(plan, pool, pod, pairing).model_copy(update=beside)
+
+
 def sidecar_config(plan: Plan, pool: EnginePoolPlan, pod: str, pairing: str) -> SidecarConfig:
     """What the sidecar of one Pod is told."""
     access = redis_access(plan)
