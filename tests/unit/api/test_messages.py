@@ -1,0 +1,317 @@
+"""What the author of a wrong manifest is told: where, what is wrong, what to write."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+from mooncake_core.api import ManifestError, MooncakeCluster, MooncakeDecodePool, load_manifests
+
+MINIMAL = """
+apiVersion: mooncake.io/v1alpha1
+kind: MooncakeCluster
+metadata: {name: kimi}
+spec:
+  model: {name: kimi-k2}
+  engine: {type: Simulated}
+  prefillPools: [{name: prefill}]
+  decodePools: [{name: decode}]
+"""
+
+
+def changed(**spec):
+    """The minimal manifest with fields of spec replaced; None removes one."""
+    document = yaml.safe_load(MINIMAL)
+    for field, value in spec.items():
+        if value is None:
+            del document["spec"][field]
+        else:
+            document["spec"][field] = value
+    return yaml.safe_dump(document)
+
+
+def complaints(text):
+    with pytest.raises(ManifestError) as refused:
+        load_manifests(text)
+    return [line.removeprefix("manifest: MooncakeCluster/kimi: ") for line in refused.value.problems]
+
+
+def pools(**fields):
+    return changed(decodePools=[{"name": "decode", **fields}])
+
+
+def test_the_smallest_manifest_gets_sensible_defaults():
+    (cluster,) = load_manifests(MINIMAL)
+    assert isinstance(cluster, MooncakeCluster)
+    assert cluster.spec.prefill_pools[0].replicas == 1
+    assert cluster.spec.engine.connector == "MooncakeConnector"
+    assert cluster.spec.scheduler.routing.policy == "kv-centric"
+    assert cluster.spec.scheduler.admission.mode == "predictive"
+
+
+def test_a_complaint_names_file_object_field_fault_and_remedy(tmp_path: Path):
+    file = tmp_path / "cluster.yaml"
+    file.write_text(pools(replicas=0))
+    with pytest.raises(ManifestError) as refused:
+        load_manifests(file)
+    assert refused.value.problems == [
+        f"{file}: MooncakeCluster/kimi: spec.decodePools[0].replicas: "
+        "must be >= 1 (got 0); write a number of instances, e.g. 2"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (pools(replicas="two"), "spec.decodePools[0].replicas: must be a whole number (got two)"),
+        (pools(replica=2), "spec.decodePools[0].replica: unknown field; did you mean replicas?"),
+        (pools(name="Decode"), "spec.decodePools[0].name: is not valid (got Decode); write "),
+        (pools(name="scheduler"), "spec.decodePools[0].name: scheduler is taken by the cluster"),
+        (pools(name="d" * 36), f"spec.decodePools[0].name: kimi-{'d' * 36} has more than 40 characters"),
+        (
+            pools(resources={"gpu": {"count": 8}}, instance={"parallelism": {"tensor": 4}}),
+            "spec.decodePools[0].instance: instance.size × resources.gpu.count must equal",
+        ),
+        (
+            pools(resources={"memory": 64}),
+            "spec.decodePools[0].resources.memory: must be text (got 64: put it",
+        ),
+        (
+            pools(resources={"memory": "64GB"}),
+            "spec.decodePools[0].resources.memory: is not valid (got 64GB)",
+        ),
+        (
+            pools(drain={"timeoutSeconds": 0}),
+            "spec.decodePools[0].drain.timeoutSeconds: must be >= 1 (got 0)",
+        ),
+        (
+            changed(slo={"ttft": {"target": "2s", "multiplier": "10"}}),
+            "spec.slo.ttft: needs either target or multiplier",
+        ),
+        (
+            changed(slo={"tbt": {"target": "fast"}}),
+            "spec.slo.tbt.target: is not valid (got fast); write seconds",
+        ),
+        (changed(slo={"tbt": {"target": "0ms"}}), "spec.slo.tbt.target: must be more than 0"),
+        (changed(slo={"tbt": {"multiplier": "1"}}), "spec.slo.tbt.multiplier: must be more than 1"),
+        (changed(model=None), "spec.model: is required"),
+        (changed(model={"name": "m", "path": "models/m"}), "spec.model.path: is not valid (got models/m)"),
+        (
+            changed(engine={"type": "simulated"}),
+            "spec.engine.type: must be vLLM, SGLang or Simulated (got simulated); did you mean Simulated?",
+        ),
+        (changed(engine={"type": "vLLM"}), "spec.engine.image: is required for vLLM"),
+        (
+            changed(engine={"type": "Simulated", "simulated": {"profile": "h100"}}),
+            "spec.engine.simulated.profile: is not a known profile; write one of llama3-70b-8xa800",
+        ),
+        (
+            changed(engine={"type": "vLLM", "image": "i", "simulated": {}}),
+            "spec.engine.simulated: only simulated engines have it",
+        ),
+        (
+            changed(engine={"type": "Simulated", "args": ["--max-num-seqs=4", "--block_size=16"]}),
+            "spec.engine.args[1]: --block-size is set by Mooncake; set engine.blockSize",
+        ),
+        (
+            changed(engine={"type": "Simulated", "args": ["-tp", "8"]}),
+            "spec.engine.args[0]: --tensor-parallel-size is set by Mooncake; set instance.parallelism",
+        ),
+        (
+            changed(scheduler={"replicas": 2}),
+            "spec.scheduler.replicas: several schedulers need to share a Redis; write redis: {managed: {}}",
+        ),
+        (
+            changed(scheduler={"redis": {"managed": {}, "secretRef": {"name": "r"}}}),
+            "spec.scheduler.redis: needs either managed or secretRef",
+        ),
+        (
+            changed(scheduler={"routing": {"policy": "kvcentric"}}),
+            "spec.scheduler.routing.policy: must be kv-centric, algorithm-1",
+        ),
+        (
+            changed(coordination={"ratio": {"minPrefillPerDecode": "2", "maxPrefillPerDecode": "0.5"}}),
+            "spec.coordination.ratio.minPrefillPerDecode: must be <= maxPrefillPerDecode",
+        ),
+        (
+            changed(coordination={"ratio": {"minPrefillPerDecode": "2"}}),
+            "spec.coordination.ratio: the replicas of prefillPools and decodePools do not keep it",
+        ),
+        (
+            changed(kvCachePools=[{"name": "decode", "segmentSize": "1Gi"}]),
+            "spec.kvCachePools[0].name: decode is also the name of decodePools[0]",
+        ),
+        (
+            changed(
+                kvCachePools=[{"name": "kv", "segmentSize": "2Gi", "resources": {"memory": "1Gi"}}],
+            ),
+            "spec.kvCachePools[0].segmentSize: must fit into resources.memory",
+        ),
+        (
+            changed(kvCachePools=[{"name": "kv", "segmentSize": "0"}]),
+            "spec.kvCachePools[0].segmentSize: must be more than 0",
+        ),
+    ],
+)
+def test_wrong_fields_are_named_with_their_remedy(text, expected):
+    assert any(line.startswith(expected) for line in complaints(text)), complaints(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "field"),
+    [
+        (changed(engine={"type": "SGLang", "image": "i"}), "spec.engine.type"),
+        (changed(network={"protocol": "RDMA"}), "spec.network.protocol"),
+        (changed(network={"gid": {"index": "auto"}}), "spec.network.gid"),
+        (changed(network={"gid": {"index": 3}}), "spec.network.gid"),
+        (changed(network={"mtu": {"path": 4096}}), "spec.network.mtu"),
+        (pools(hugepages={"size": "2Mi"}), "spec.decodePools[0].hugepages"),
+        (pools(autoscaling={"mode": "SLO"}), "spec.decodePools[0].autoscaling.mode"),
+        (pools(autoscaling={"maxReplicas": 3}), "spec.decodePools[0].autoscaling.maxReplicas"),
+        (pools(instance={"size": 2}), "spec.decodePools[0].instance.size"),
+        (pools(instance={"parallelism": {"data": 2}}), "spec.decodePools[0].instance.parallelism.data"),
+        (
+            changed(coordination={"roleConversion": {"mode": "Restart"}}),
+            "spec.coordination.roleConversion.mode",
+        ),
+        (changed(coordination={"rollout": {"maxSkew": "25%"}}), "spec.coordination.rollout.maxSkew"),
+        (changed(scheduler={"routing": {"policy": "dynamo"}}), "spec.scheduler.routing.policy"),
+        (
+            changed(kvCachePools=[{"name": "kv", "segmentSize": "1Gi", "master": {"replicas": 3}}]),
+            "spec.kvCachePools[0].master.replicas",
+        ),
+    ],
+)
+def test_what_does_not_work_yet_is_refused_and_says_so(text, field):
+    assert any(line.startswith(f"{field}: ") and "not yet supported" in line for line in complaints(text))
+
+
+def test_values_that_ask_for_nothing_new_are_no_reason_to_refuse():
+    text = changed(
+        network={"protocol": "TCP", "mode": "None", "fallback": "Fail"},
+        coordination={"roleConversion": {"mode": "Disabled"}, "rollout": {"pairing": "SameRevision"}},
+        decodePools=[{"name": "decode", "autoscaling": {"mode": "None"}, "drain": {"onTimeout": "Force"}}],
+    )
+    assert load_manifests(text)
+
+
+@pytest.mark.parametrize(
+    ("template", "expected"),
+    [
+        ({"spec": {"hostNetwork": True}}, "spec.hostNetwork: must not be set; not yet supported"),
+        (
+            {"spec": {"terminationGracePeriodSeconds": 5}},
+            "spec.terminationGracePeriodSeconds: must not be set; write drain.timeoutSeconds",
+        ),
+        (
+            {"spec": {"containers": [{"name": "engine", "env": [{"name": "PYTHONHASHSEED", "value": "7"}]}]}},
+            "spec.containers[0].env[0].name: PYTHONHASHSEED is set by Mooncake; remove it",
+        ),
+        (
+            {"spec": {"containers": [{"name": "engine", "command": ["sh"]}]}},
+            "spec.containers[0].command: must not be set",
+        ),
+        (
+            {"spec": {"containers": [{"name": "sidecar"}]}},
+            "spec.containers[0].name: sidecar is Mooncake's own",
+        ),
+        ({"spec": {"containers": {"name": "engine"}}}, "spec.containers: must be a list of containers"),
+        ({"metadata": {"labels": {"mooncake.io/pool": "x"}}}, "metadata.labels: mooncake.io/pool belongs to"),
+    ],
+)
+def test_a_pod_template_that_contradicts_what_is_rendered_is_refused(template, expected):
+    found = complaints(pools(podTemplate=template))
+    assert any(line.startswith(f"spec.decodePools[0].podTemplate.{expected}") for line in found), found
+
+
+def test_every_problem_of_every_document_is_listed():
+    text = pools(replicas=0, name="X") + "---\n" + MINIMAL.replace("MooncakeCluster", "MooncakeClutser")
+    with pytest.raises(ManifestError) as refused:
+        load_manifests(text)
+    assert len(refused.value.problems) == 3
+    assert "kind: MooncakeClutser is not known; did you mean MooncakeCluster?" in refused.value.problems[2]
+
+
+def test_a_wrong_version_is_refused_with_the_right_one():
+    assert complaints(MINIMAL.replace("v1alpha1", "v1")) == [
+        "apiVersion: must be mooncake.io/v1alpha1 (got mooncake.io/v1)"
+    ]
+
+
+def test_broken_yaml_is_located(tmp_path: Path):
+    file = tmp_path / "broken.yaml"
+    file.write_text("a: [1,\nb: }")
+    with pytest.raises(ManifestError, match=r"broken.yaml:2:\d+: not YAML"):
+        load_manifests(file)
+
+
+def test_a_key_that_comes_twice_is_refused_where_yaml_would_keep_the_last():
+    with pytest.raises(ManifestError, match="the key replicas comes twice"):
+        load_manifests(MINIMAL.replace("{name: decode}", "{name: decode, replicas: 1, replicas: 2}"))
+
+
+def test_a_missing_file_is_said_to_be_missing(tmp_path: Path):
+    with pytest.raises(ManifestError, match="No such file"):
+        load_manifests(tmp_path / "nowhere.yaml")
+    with pytest.raises(ManifestError, match=r"nowhere.yaml: no such file"):
+        load_manifests("nowhere.yaml")
+
+
+def test_a_document_that_is_no_mapping_is_refused():
+    with pytest.raises(ManifestError, match="document 1: must be a mapping"):
+        load_manifests("- a\n- b\n")
+
+
+def test_an_empty_file_is_refused(tmp_path: Path):
+    file = tmp_path / "empty.yaml"
+    file.write_text("# nothing\n")
+    with pytest.raises(ManifestError, match="no documents"):
+        load_manifests(file)
+
+
+def test_secrets_and_config_maps_pass_through_and_pools_are_models():
+    text = (
+        MINIMAL
+        + """
+---
+apiVersion: v1
+kind: Secret
+metadata: {name: keys}
+stringData: {keys.json: '{"me": "k"}'}
+---
+apiVersion: mooncake.io/v1alpha1
+kind: MooncakeDecodePool
+metadata: {name: kimi-more}
+spec: {clusterRef: {name: kimi}, replicas: 2}
+"""
+    )
+    cluster, secret, pool = load_manifests(text)
+    assert isinstance(cluster, MooncakeCluster)
+    assert isinstance(secret, dict)
+    assert secret["stringData"] == {"keys.json": '{"me": "k"}'}
+    assert isinstance(pool, MooncakeDecodePool)
+    assert pool.spec.replicas == 2
+
+
+def test_a_pool_object_must_not_take_the_name_of_an_inline_pool():
+    pool = "\n---\napiVersion: mooncake.io/v1alpha1\nkind: MooncakeDecodePool\n"
+    pool += "metadata: {name: kimi-decode}\nspec: {clusterRef: {name: kimi}}\n"
+    with pytest.raises(ManifestError, match="pool kimi-decode is there twice"):
+        load_manifests(MINIMAL + pool)
+
+
+def test_a_folder_is_read_file_by_file(tmp_path: Path):
+    (tmp_path / "a.yaml").write_text(MINIMAL)
+    (tmp_path / "b.yml").write_text(MINIMAL.replace("kimi}", "other}"))
+    (tmp_path / "notes.txt").write_text("not YAML: [")
+    assert [item.metadata.name for item in load_manifests(tmp_path)] == ["kimi", "other"]
+
+
+def test_time_stamps_written_by_the_api_server_are_accepted():
+    text = MINIMAL.replace("{name: kimi}", "{name: kimi, creationTimestamp: 2026-01-02T03:04:05Z, uid: u}")
+    (cluster,) = load_manifests(text)
+    assert cluster.metadata.creation_timestamp == "2026-01-02T03:04:05Z"
+
+
+def test_the_quickstart_is_valid():
+    (cluster,) = load_manifests(Path(__file__).parents[3] / "examples" / "quickstart.yaml")
+    assert cluster.metadata.name == "quickstart"
