@@ -1,9 +1,8 @@
 """Recursive least squares for three constants that are never negative, at a fixed cost an observation.
 
 y = θ0·x0 + θ1·x1 + θ2·x2. Observations weigh by their relative error, so that short and long ones count
-alike. Old ones fade, but only in the direction that new ones tell about, so that steady traffic of one shape
-does not wear away what was learned about others (Cao and Schwartz, "A directional forgetting algorithm based
-on the decomposition of the information matrix", Automatica 36, 2000).
+alike. Old ones fade exponentially, yet never below the certainty of the start: steady traffic of one shape
+does not wear away what is known of others.
 """
 
 from __future__ import annotations
@@ -14,7 +13,8 @@ from typing import TypeAlias
 Vector: TypeAlias = tuple[float, float, float]
 Matrix: TypeAlias = tuple[Vector, Vector, Vector]
 
-FORGETTING = 0.995
+MEMORY = 0.98
+"""Weight of an observation against the next one: some 50 count."""
 FIRST_SCALE = 0.25
 LEAST_SCALE = 0.02
 SCALE_GAIN = 0.05
@@ -37,6 +37,7 @@ class NonNegativeRegression:
         """
         self.constants = prior
         self._information = information
+        self._floor = tuple(tuple((1 - MEMORY) * each for each in row) for row in information)
         self._unguarded = unguarded
         self._scale = FIRST_SCALE
 
@@ -60,12 +61,9 @@ class NonNegativeRegression:
         self._learn(x, residual, 1.0 / (reference * reference))
 
     def _learn(self, x: Vector, residual: float, weight: float) -> None:
-        info = self._information
-        along = (_dot(info[0], x), _dot(info[1], x), _dot(info[2], x))
-        forget = (1 - FORGETTING) / _dot(along, x)
-        info = tuple(
-            tuple(info[i][j] - forget * along[i] * along[j] + weight * x[i] * x[j] for j in range(3))
-            for i in range(3)
+        old, floor = self._information, self._floor
+        info: Matrix = tuple(
+            tuple(MEMORY * old[i][j] + floor[i][j] + weight * x[i] * x[j] for j in range(3)) for i in range(3)
         )  # type: ignore[assignment]
         self._information = info
         step = _solve(info, tuple(weight * residual * each for each in x), (0, 1, 2))
