@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import random
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +17,10 @@ from mooncake_core.ledger import Ledger, MemoryLedger
 from mooncake_core.profiles import PROFILES
 from mooncake_core.registry import Registry, Role
 from mooncake_core.registry.static import StaticRegistry
+from prometheus_client.core import Metric
 
 from mooncake_scheduler import policies
+from mooncake_scheduler.admin import AdminServer, build_api
 from mooncake_scheduler.clock import Clock
 from mooncake_scheduler.conductor.admission import Admission
 from mooncake_scheduler.conductor.conductor import Conductor
@@ -35,6 +37,7 @@ from mooncake_scheduler.gateway.residency import LocalResidency, SharedResidency
 from mooncake_scheduler.gateway.roster import Roster
 from mooncake_scheduler.gateway.services import Services
 from mooncake_scheduler.gateway.tokens import Tokens
+from mooncake_scheduler.instance_metrics import instance_families
 from mooncake_scheduler.metrics import Exposition, GatewayMetrics
 from mooncake_scheduler.shared import SharedState
 
@@ -74,10 +77,12 @@ class Scheduler:
         self.shared = shared
         self.draining = False
         self.serving_port = 0
-        self.exposition = Exposition(services.metrics.families)
-        self.datapath = DataPath(services, keys, self.why_not_ready, self.exposition.text)
+        self.admin_port = 0
+        self._exposition = Exposition(services.metrics.families, self._instance_families)
+        self.datapath = DataPath(services, keys, self.why_not_ready, self.metrics_text)
         limits = ServerLimits(body_bytes=config.max_body_bytes)
         self.server = HttpServer(self.datapath, limits, plain_error_body)
+        self._admin = AdminServer(build_api(self))
         self._keys = keys
         self._tasks: list[asyncio.Task[None]] = []
         self._probes = Probes(services.roster, self._came_back) if shared is None else None
@@ -93,7 +98,8 @@ class Scheduler:
         if self.shared is not None:
             await self.shared.start()
         await self._refresh_roster()
-        serving = self.config.serving
+        serving, admin = self.config.serving, self.config.admin
+        self.admin_port = await self._admin.start(admin.host, admin.port)
         self.serving_port = await self.server.start(serving.host, serving.port)
         self._every(ROSTER_EVERY_S, self._refresh_roster)
         self._every(LEDGER_EVERY_S, self._refresh_ledger)
@@ -107,6 +113,7 @@ class Scheduler:
         """Stop accepting, let streams end, give back what is reserved."""
         self.draining = True
         await self.server.stop(grace_s)
+        await self._admin.stop()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -127,6 +134,26 @@ class Scheduler:
         if not any(team.decode for team in self.services.roster.teams()):
             return "no decode instance is ready"
         return ""
+
+    def degradations(self) -> list[str]:
+        """What does not work as it should, in words."""
+        found = []
+        if self.services.roster.registry_away:
+            found.append("the registry is away: the last instances known are used")
+        if self.shared is not None:
+            if self.shared.away:
+                found.append("Redis is away: index and ledger are this scheduler's own")
+            elif self.services.residency.mode == "local":
+                found.append("Redis is slow: the index is this scheduler's own")
+        return found
+
+    def metrics_text(self) -> bytes:
+        """All metrics, as Prometheus reads them."""
+        return self._exposition.text()
+
+    def _instance_families(self) -> Iterable[Metric]:
+        services = self.services
+        return instance_families(services, degraded=bool(self.degradations()))
 
     # -- in the background
 
@@ -217,6 +244,7 @@ def build_scheduler(config: SchedulerConfig) -> Scheduler:
         metrics=metrics,
         accounting=Accounting(conductor, ledger, clock, metrics, decisions),
         decisions=decisions,
+        shared_index=None if shared is None else shared.index,
     )
     return Scheduler(config, services, keys, admin_token, shared)
 

@@ -106,13 +106,13 @@ class Attempt:
         )
         job.enter(Phase.HANDED_OVER)
         leg = self._answering_leg(staged.answer.cached_tokens)
+        await self._believe(member.instance, 0.0)
         try:
             failure = await self._answer(leg, member, body, services.config.first_token_timeout_s)
         except ClientLeftError:
             await self._let_staged_go(leg)
             raise
         if failure is None:
-            await self._holds(member.instance)
             return None
         services.engine_ids.forget(prefill.id)
         return failure._replace(staged=staged)
@@ -144,6 +144,7 @@ class Attempt:
         leg = Leg(job.flow)
         started_s = time.monotonic()
         self._count_fetch(instance, 1)
+        await self._believe(instance, self._placement.ttft_s)
         try:
             setback = await self._gather(leg, member, headers, body, services.config.prefill_timeout_s)
         finally:
@@ -163,7 +164,8 @@ class Attempt:
             engine_id = asked[1]
         services.ledger.prefill_finished(job.ask.id, services.clock.now_s())
         services.accounting.prefilled(job, member, self._placement, answer, time.monotonic() - started_s)
-        await self._holds(instance)
+        if instance.store:
+            await services.residency.holds(instance.store, job.keys, Tier.DRAM)
         return Staged(member, transfer_id, engine_id, answer)
 
     async def _engine_id(self, member: Member, rank: int | None = None) -> tuple[int, str] | Failure:
@@ -191,12 +193,14 @@ class Attempt:
         job.enter(Phase.HANDED_OVER)
         body = engines.whole_body(job.wish.body, job.put)
         leg = self._answering_leg(None)
+        await self._believe(member.instance, self._placement.ttft_s)
         failure = await self._answer(
             leg, member, body, config.prefill_timeout_s + config.first_token_timeout_s
         )
         if failure is None:
             self._services.accounting.served_whole(job, member)
-            await self._holds(member.instance)
+            if member.instance.store:
+                await self._services.residency.holds(member.instance.store, job.keys, Tier.DRAM)
         return failure
 
     def _answering_leg(self, cached_tokens: int | None) -> Leg:
@@ -325,13 +329,12 @@ class Attempt:
         )  # fmt: skip
         return Failure(member, setback, self._job.phase, None, status, leg.answer, leg.retry_after)
 
-    async def _holds(self, instance: Instance) -> None:
-        """An instance has the prompt's blocks now, and so has the store that it writes to."""
-        keys = self._job.keys
-        residency = self._services.residency
-        await residency.holds(instance.id, keys, Tier.HBM)
-        if instance.store:
-            await residency.holds(instance.store, keys, Tier.DRAM)
+    async def _believe(self, instance: Instance, within_s: float) -> None:
+        """The instance will hold the prompt's blocks, `within_s` model seconds from now."""
+        job, services = self._job, self._services
+        known = job.depths.get(instance.id)
+        until_s = time.monotonic() + within_s / services.clock.scale
+        await services.residency.dispatched(instance.id, job.keys, 0 if known is None else known.hbm, until_s)
 
     def _count_fetch(self, instance: Instance, change: int) -> None:
         """Count a prefix that the store is sending to an instance."""

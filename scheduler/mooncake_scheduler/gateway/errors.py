@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import ceil
 
 import msgspec
 from mooncake_core.ledger import RefusalReason
 
+from mooncake_scheduler.conductor.model import Refused, World
 from mooncake_scheduler.gateway.http1.heads import header
 
 
@@ -23,6 +25,10 @@ class ErrorAnswer(Exception):
     ttft_s: float | None = None
     """What was predicted, on a refusal."""
     tbt_s: float | None = None
+    refused: Refused | None = None
+    """The Conductor's refusal, where this is one."""
+    world: World | None = None
+    """What it was decided on."""
     challenge: bool = False
     """Tell that a bearer key is expected."""
 
@@ -67,18 +73,22 @@ def no_instance(retry_after_s: int = 1) -> ErrorAnswer:
     )  # fmt: skip
 
 
-def overloaded(reason: RefusalReason, ttft_s: float, tbt_s: float, retry_after_s: float) -> ErrorAnswer:
+def overloaded(refused: Refused, world: World, time_scale: float) -> ErrorAnswer:
     """429: admitted, the request would miss its targets or make others miss theirs.
 
     Args:
-        reason: which bound it would break.
-        ttft_s: predicted time to first token, model seconds.
-        tbt_s: predicted time between tokens, model seconds.
-        retry_after_s: wall seconds until it is worth trying again.
+        refused: why; times are model seconds.
+        world: what it was decided on.
+        time_scale: model seconds per wall second; Retry-After is wall seconds, at least 1.
     """
+    reason, retry_after_s = refused.reason, refused.retry_after_s / time_scale
     return ErrorAnswer(
-        429, _REFUSALS[reason], "overloaded", str(reason), retry_after_s=max(1, round(retry_after_s + 0.499)),
-        ttft_s=ttft_s, tbt_s=tbt_s,
+        429, _REFUSALS[reason], "overloaded", str(reason), retry_after_s=max(1, ceil(retry_after_s)),
+                ttft_s=refused.ttft_s,
+        tbt_s=refused.tbt_s,
+        refused=refused,
+        world=world,
+
     )  # fmt: skip
 
 

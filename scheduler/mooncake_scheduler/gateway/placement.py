@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
 from typing import TypeAlias
 
 from mooncake_core.config.scheduler import SloConfig
@@ -12,6 +13,7 @@ from mooncake_core.registry import Instance
 
 from mooncake_scheduler.clock import Clock
 from mooncake_scheduler.conductor.conductor import Conductor
+from mooncake_scheduler.conductor.cost import CostModel, CostModels, class_of
 from mooncake_scheduler.conductor.model import (
     Ask,
     InstanceView,
@@ -23,6 +25,7 @@ from mooncake_scheduler.conductor.model import (
 )
 from mooncake_scheduler.conductor.placement import may_pair
 from mooncake_scheduler.conductor.targets import targets_of
+from mooncake_scheduler.gateway.decisions import Decision
 from mooncake_scheduler.gateway.engines import pairs
 from mooncake_scheduler.gateway.errors import no_instance, overloaded
 from mooncake_scheduler.gateway.roster import Roster, Team
@@ -61,6 +64,8 @@ class Placer:
         self.ledger = ledger
         self.clock = clock
         self._reserve_locally = reserve_locally
+        self._models: dict[str, CostModel] = {}
+        self._frozen_costs = CostModels()
         self._slo_config = slo
         self._slo = Slo(slo.ttft_s, slo.tbt_s)
         self._relative = slo.ttft_multiplier is not None or slo.tbt_multiplier is not None
@@ -91,7 +96,7 @@ class Placer:
         """
         for _ in range(2):
             decision, world = self._decide(ask, depths, whole=whole, excluded=excluded)
-            placement = self._admitted(decision, again=again)
+            placement = self._admitted(decision, world, again=again)
             limits = Limits() if again else self.conductor.limits(ask, placement, world)
             reservation = self.conductor.reservation(ask, placement, world.now_s)
             reason = await self.reserve(reservation, limits, world.now_s)
@@ -100,7 +105,7 @@ class Placer:
             refused = Refused(reason, placement.ttft_s, placement.tbt_s, RETRY_AFTER_S, placement)
             # Another scheduler was quicker: look again, with the ledger as it is now.
             await self._refresh_ledger()
-        raise self._refusal(refused)
+        raise overloaded(refused, world, self.clock.scale)
 
     async def reserve(self, reservation: Reservation, limits: Limits, now_s: float) -> RefusalReason | None:
         """Reserve in the shared ledger, or in this process's own table while that one is away."""
@@ -111,11 +116,11 @@ class Placer:
                 raise
             return self._reserve_locally(reservation, limits, now_s)
 
-    def _admitted(self, decision: Placement | Refused, *, again: bool) -> Placement:
+    def _admitted(self, decision: Placement | Refused, world: World, *, again: bool) -> Placement:
         if not isinstance(decision, Refused):
             return decision
         if not again or decision.placement is None:
-            raise self._refusal(decision)
+            raise overloaded(decision, world, self.clock.scale)
         return decision.placement
 
     def another_decode(self, prefill: Instance, excluded: Collection[str]) -> Instance | None:
@@ -140,10 +145,17 @@ class Placer:
         except ConnectionError:
             return
 
-    def _refusal(self, refused: Refused) -> Exception:
-        return overloaded(
-            refused.reason, refused.ttft_s, refused.tbt_s, refused.retry_after_s / self.clock.scale
-        )
+    def explained(self, decision: Decision) -> Placement | None:
+        """The placement of a past decision, with all candidates as they were seen then."""
+        placement, world, ask = decision.placement, decision.world, decision.ask
+        if placement is None or world is None or ask is None:
+            return placement
+        try:
+            # Candidates do not depend on chance; the choice among equals does, and stays as it was.
+            seen = self.conductor.policy.place(ask, replace(world, explain=True), _Never())
+        except NoInstanceError:
+            return placement
+        return replace(placement, considered=seen.considered, considered_decode=seen.considered_decode)
 
     def _decide(
         self, ask: Ask, depths: Mapping[str, Depth], *, whole: bool, excluded: Collection[str]
@@ -184,12 +196,22 @@ class Placer:
             decode = [
                 seen.get(instance.id) or self._view(instance, loads, depths) for instance in team.decode
             ]
-        costs = self.conductor.costs
+        costs = self._costs_now(team)
         slo = self._slo
         if self._relative:
             first, last = costs.of(prefill[0].instance), costs.of(decode[0].instance)
             slo = targets_of(self._slo_config, ask.prompt_tokens, ask.output_tokens, first, last)
         return World(now_s, prefill, decode, costs, slo)
+
+    def _costs_now(self, team: Team) -> CostModels:
+        """The cost models as they are: later fitting must not change what a decision is explained by."""
+        live, models = self.conductor.costs, self._models
+        for instance in team.classes:
+            if models.get(class_of(instance)) is not live.of(instance):
+                self._models = models | {class_of(each): live.of(each) for each in team.classes}
+                self._frozen_costs = CostModels(self._models)
+                break
+        return self._frozen_costs
 
     def _view(
         self, instance: Instance, loads: Mapping[str, InstanceLoad], depths: Mapping[str, Depth]
@@ -209,6 +231,13 @@ class Placer:
             leaving = self.roster.source_flows.get(instance.store, 0)
         size = instance.block_size_tokens
         return InstanceView(instance, load, held * size, fetchable * size, ssd, inbound, leaving)
+
+
+class _Never:
+    """Chance that always takes the first."""
+
+    def random(self) -> float:
+        return 0.0
 
 
 def _better(one: Placement | Refused, other: Placement | Refused) -> bool:

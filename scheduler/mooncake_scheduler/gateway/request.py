@@ -10,7 +10,7 @@ import dataclasses
 import time
 
 import structlog
-from mooncake_core.ledger import Limits, RefusalReason, Reservation
+from mooncake_core.ledger import Limits, Reservation
 
 from mooncake_scheduler.conductor.model import Ask
 from mooncake_scheduler.gateway.attempt import Attempt, Failure
@@ -130,8 +130,10 @@ class Request:
             if before is not None:
                 raise answer_to(before, services.roster) from None
             services.metrics.refused(answer.code or "")
-            if answer.status == 429 and answer.code:
-                job.decision.refused = RefusalReason(answer.code)
+            if answer.refused is not None:
+                job.decision.refused = answer.refused.reason
+                job.decision.placement = answer.refused.placement
+                job.decision.world = answer.world
             raise
         job.enter(Phase.PLACED)
         job.enter(Phase.RESERVED)

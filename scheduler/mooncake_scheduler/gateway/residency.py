@@ -1,9 +1,9 @@
 """Who holds which blocks, as the gateway knows it: the shared index where there is one, and its own memory.
 
-Without Redis residency comes from the gateway's own dispatches: after a prefill its instance holds the
-prompt's blocks, after the hand-over so does decode, and so does the store that they write to. Each holder
-is bounded by its capacity, least recently used first, as engines do. With Redis the same memory is kept
-warm, unbounded by holder, and is used while Redis is away or too slow.
+Without Redis residency comes from the gateway's own dispatches: a prefill's instance holds the prompt's
+blocks, after the hand-over so does decode, and so does the store that they write to. Each holder is bounded
+by its capacity, least recently used first, as engines do. With Redis the same memory is kept warm and used
+while Redis is away or too slow; and what was dispatched a moment ago is believed until the engines report it.
 """
 
 from __future__ import annotations
@@ -12,17 +12,27 @@ import time
 from collections.abc import Mapping, Sequence
 
 import structlog
-from mooncake_core.index import Depth, PrefixIndex, Source, Stored, Tier
-from mooncake_core.index.contract import Removed
-from mooncake_core.index.memory import MemoryIndex
+from mooncake_core.index import (
+    Change,
+    Depth,
+    MemoryIndex,
+    PrefixIndex,
+    Removed,
+    Source,
+    SpeculativeOverlay,
+    Stored,
+    Tier,
+)
 from mooncake_core.registry import Instance
 
 _log = structlog.get_logger(__name__)
 
-LOCAL_BLOCKS = 2_000_000
+LOCAL_BLOCKS = 1_000_000
 """Blocks that a gateway remembers of its own dispatches."""
 AWAY_S = 1.0
 """Wall seconds for which a shared index that failed is not asked again."""
+BELIEVED_S = 2.0
+"""Wall seconds after its predicted end for which a dispatch is believed without an engine's report."""
 
 
 class _Holder:
@@ -43,7 +53,7 @@ class LocalResidency:
     mode = "local"
 
     def __init__(self) -> None:
-        self.index = MemoryIndex(LOCAL_BLOCKS)
+        self.local_index = MemoryIndex(LOCAL_BLOCKS)
         self._holders: dict[str, _Holder] = {}
 
     async def follow(self, instances: Sequence[Instance]) -> None:
@@ -55,20 +65,33 @@ class LocalResidency:
             if holder is not None and holder.source.epoch >= instance.epoch:
                 continue
             source = Source(instance.id, instance.epoch)
-            await self.index.attach(source)
+            await self.local_index.attach(source)
             capacity = instance.kv_capacity_tokens // max(1, instance.block_size_tokens)
             self._holders[instance.id] = _Holder(source, capacity)
         for gone in [i for i in self._holders if i not in present]:
-            await self.index.detach(self._holders.pop(gone).source)
-        await self.index.sweep(64)
+            await self.local_index.detach(self._holders.pop(gone).source)
+        await self.local_index.sweep(64)
 
     async def match(self, keys: Sequence[int]) -> Mapping[str, Depth]:
         """Depth in blocks by holder."""
-        return self.index.match_now(keys)
+        return self.local_index.match_now(keys)
 
-    async def holds(self, instance_id: str, keys: Sequence[int], tier: Tier) -> None:
-        """An instance or a store now holds these blocks of one prompt."""
-        holder = self._holders.get(instance_id)
+    async def dispatched(
+        self, instance_id: str, keys: Sequence[int], known_blocks: int, until_s: float
+    ) -> None:
+        """An instance was told to compute or to take over this prompt.
+
+        Args:
+            instance_id: the instance.
+            keys: all block keys of the prompt.
+            known_blocks: how many of them the match found there.
+            until_s: when it is predicted to be done, monotonic wall seconds.
+        """
+        await self.holds(instance_id, keys, Tier.HBM)
+
+    async def holds(self, holder_id: str, keys: Sequence[int], tier: Tier) -> None:
+        """An instance or a store holds these blocks of one prompt."""
+        holder = self._holders.get(holder_id)
         if holder is None or not keys:
             return
         blocks = holder.blocks
@@ -80,29 +103,23 @@ class LocalResidency:
             else:
                 new.append(key)
             blocks[key] = None
-        changes: list[Stored | Removed] = []
+        changes: list[Change] = []
         if new:
             new.reverse()
             changes.append(Stored(new, tier))
-        if holder.capacity and len(blocks) > holder.capacity:
-            surplus = len(blocks) - holder.capacity
-            oldest = [key for key, _ in zip(blocks, range(surplus), strict=False)]
+        capacity = holder.capacity or LOCAL_BLOCKS
+        if len(blocks) > capacity:
+            oldest = [key for key, _ in zip(blocks, range(len(blocks) - capacity), strict=False)]
             for key in oldest:
                 del blocks[key]
             changes.append(Removed(oldest, tier))
         if changes:
             holder.sequence += 1
-            await self.index.apply(holder.source, changes, holder.sequence)
-
-    def forget(self, instance_id: str) -> None:
-        """What an instance holds is doubtful: its next life in `follow` begins empty."""
-        holder = self._holders.get(instance_id)
-        if holder is not None:
-            holder.blocks.clear()
+            await self.local_index.apply(holder.source, changes, holder.sequence)
 
 
 class SharedResidency:
-    """The index on Redis, with this gateway's own memory to fall back upon.
+    """The index on Redis, with what was dispatched a moment ago, and this gateway's memory to fall back upon.
 
     Args:
         shared: the index on Redis; raises ConnectionError when it is away or slower than its budget.
@@ -112,27 +129,33 @@ class SharedResidency:
     def __init__(self, shared: PrefixIndex, local: LocalResidency) -> None:
         self._shared = shared
         self._local = local
+        self._overlay = SpeculativeOverlay()
+        self._epochs: dict[str, int] = {}
         self._away_until_s = 0.0
+        self.local_index = local.local_index
         self.mode = "shared"
         self.failures = 0
 
     async def follow(self, instances: Sequence[Instance]) -> None:
         """As `LocalResidency.follow`; the shared index is kept by the sidecars."""
+        for instance in instances:
+            if self._epochs.get(instance.id, instance.epoch) != instance.epoch:
+                self._overlay.forget(instance.id)
+            self._epochs[instance.id] = instance.epoch
         await self._local.follow(instances)
 
     async def match(self, keys: Sequence[int]) -> Mapping[str, Depth]:
         """Depth in blocks by holder."""
         if not keys:
             return {}
-        if self._away_until_s:
-            if time.monotonic() < self._away_until_s:
-                return await self._local.match(keys)
-            self._away_until_s = 0.0
+        now_s = time.monotonic()
+        if now_s < self._away_until_s:
+            return await self._local.match(keys)
         try:
             found = await self._shared.match(keys)
         except ConnectionError as error:
             self.failures += 1
-            self._away_until_s = time.monotonic() + AWAY_S
+            self._away_until_s = now_s + AWAY_S
             if self.mode == "shared":
                 self.mode = "local"
                 _log.warning("the shared index is away, own dispatches are used", error=str(error))
@@ -140,8 +163,18 @@ class SharedResidency:
         if self.mode == "local":
             self.mode = "shared"
             _log.info("the shared index is back")
-        return found
+        return self._overlay.merge(keys, found, now_s)
 
-    async def holds(self, instance_id: str, keys: Sequence[int], tier: Tier) -> None:
+    async def dispatched(
+        self, instance_id: str, keys: Sequence[int], known_blocks: int, until_s: float
+    ) -> None:
+        """As `LocalResidency.dispatched`, believed until the engine has had time to report it."""
+        if known_blocks < len(keys):
+            self._overlay.add(
+                instance_id, keys, until_s + BELIEVED_S, time.monotonic(), from_block=known_blocks
+            )
+        await self._local.dispatched(instance_id, keys, known_blocks, until_s)
+
+    async def holds(self, holder_id: str, keys: Sequence[int], tier: Tier) -> None:
         """As `LocalResidency.holds`."""
-        await self._local.holds(instance_id, keys, tier)
+        await self._local.holds(holder_id, keys, tier)

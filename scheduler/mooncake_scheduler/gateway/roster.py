@@ -14,6 +14,7 @@ import msgspec
 import structlog
 from mooncake_core.registry import EngineReport, Instance, InstanceState, Registry, Role
 
+from mooncake_scheduler.conductor.cost import class_of
 from mooncake_scheduler.gateway.breaker import Breaker, BreakerState
 from mooncake_scheduler.gateway.http1 import Upstream
 
@@ -52,6 +53,13 @@ class Team:
 
     prefill: Sequence[Instance]
     decode: Sequence[Instance]
+    classes: Sequence[Instance]
+    """One instance of each class: they share a cost model."""
+
+    @classmethod
+    def of(cls, prefill: Sequence[Instance], decode: Sequence[Instance]) -> Team:
+        """A team of these."""
+        return cls(prefill, decode, tuple({class_of(each): each for each in (*prefill, *decode)}.values()))
 
 
 class Roster:
@@ -79,7 +87,7 @@ class Roster:
         self._model = model
         self._count_lives = count_lives
         self._teams: tuple[int, list[Team]] = (-1, [])
-        self._wholes: tuple[int, Team] = (-1, Team((), ()))
+        self._wholes: tuple[int, Team] = (-1, Team.of((), ()))
         self._tripped = 0
         """Breakers that are not closed."""
 
@@ -155,7 +163,7 @@ class Roster:
             if instance.role is not Role.PREFILL:
                 decode.append(instance)
         teams = sorted(
-            (Team(prefill, decode) for prefill, decode in grouped.values()),
+            (Team.of(prefill, decode) for prefill, decode in grouped.values()),
             key=lambda team: -min(len(team.prefill), len(team.decode)),
         )
         if not excluded and not self._tripped:
@@ -167,7 +175,7 @@ class Roster:
         if not excluded and not self._tripped and self._wholes[0] == self.version:
             return self._wholes[1]
         able = [m.whole for m in self._open(excluded) if m.instance.role is not Role.PREFILL]
-        team = Team(able, able)
+        team = Team.of(able, able)
         if not excluded and not self._tripped:
             self._wholes = (self.version, team)
         return team

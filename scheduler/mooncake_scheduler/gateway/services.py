@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from mooncake_core.config.scheduler import SchedulerConfig
+from mooncake_core.index import RedisIndex
 from mooncake_core.ledger import Ledger
 
 from mooncake_scheduler.clock import Clock
@@ -38,9 +38,14 @@ class Services:
     engine_ids: EngineIds = field(default_factory=EngineIds)
     budget: RetryBudget = field(default_factory=RetryBudget)
     ids: RequestIds = field(default_factory=RequestIds)
+    shared_index: RedisIndex | None = None
 
-
-class Closable(Protocol):
-    """Something that is closed at the end."""
-
-    async def close(self) -> None: ...
+    def index_counts(self) -> list[tuple[str, str, int]]:
+        """What the index in use has counted: metric name, text, value."""
+        index = self.shared_index or self.residency.local_index
+        stats = index.stats
+        return [
+            ("mooncake_index_probes", "Blocks looked at by matches.", stats.looks),
+            ("mooncake_index_holes", "Matches that met a hole in a holder's prefix.", stats.holes),
+            ("mooncake_index_overflows", "Matches that met a block with too many holders.", stats.overflows),
+        ]
