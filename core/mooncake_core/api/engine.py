@@ -122,7 +122,7 @@ class EngineSpec(ApiModel):
     SERVER_RULES: ClassVar[tuple[Rule, ...]] = (
         server_rule(
             f"!self.args.exists(a, a.matches('{managed.ARGUMENT_PATTERN}'))",
-            "an argument is set by Mooncake itself (address, ports, model, block size, connector, parallelism);"
+            "an argument is set by Mooncake itself (address, ports, model, block size, connectors …);"
             " remove it",
             at="args",
         ),

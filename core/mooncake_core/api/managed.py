@@ -43,8 +43,9 @@ ARGUMENTS: Mapping[str, str] = {
     "--time-scale": "set engine.simulated.timeScale",
 }
 _SHORT = {"-tp": "--tensor-parallel-size", "-pp": "--pipeline-parallel-size", "-dp": "--data-parallel-size"}
-ARGUMENT_PATTERN = f"^({'|'.join([*ARGUMENTS, *_SHORT])})(=|$)"
-"""What `ARGUMENTS` and their short forms look like, for CEL."""
+_SPELLINGS = [f"--{'[-_]'.join(name.removeprefix('--').split('-'))}" for name in ARGUMENTS]
+ARGUMENT_PATTERN = f"^({'|'.join([*_SPELLINGS, *_SHORT])})(=|$)"
+"""What `ARGUMENTS` and their other spellings look like, for CEL."""
 
 ENGINE_CONTAINER = "engine"
 SIDECAR_CONTAINER = "sidecar"

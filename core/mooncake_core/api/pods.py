@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, StringConstraints
 
 from mooncake_core.api import managed
-from mooncake_core.api.base import ApiModel, Problem, Rule, Write
+from mooncake_core.api.base import ApiModel, Problem, Rule, Write, server_rule
 from mooncake_core.api.scalars import DevicesPerInstance, ObjectName, Quantity, Seconds
 
 LabelValue = Annotated[str, StringConstraints(max_length=63)]
@@ -20,6 +20,14 @@ class TemplateMetadata(ApiModel):
 
     labels: Annotated[dict[str, LabelValue], Field(max_length=64)] = Field(default_factory=dict)
     annotations: Annotated[dict[str, AnnotationValue], Field(max_length=64)] = Field(default_factory=dict)
+
+    SERVER_RULES: ClassVar[tuple[Rule, ...]] = (
+        server_rule(
+            f"self.labels.all(k, !k.matches('^({'|'.join(managed.LABEL_PREFIXES)})'))",
+            f"labels of {' and '.join(managed.LABEL_PREFIXES)} belong to Mooncake; use one of your own domain",
+            at="labels",
+        ),
+    )
 
     def problems(self) -> Iterator[Problem]:
         for label in sorted(self.labels):

@@ -32,10 +32,12 @@ class _WithRules(GenerateJsonSchema):
         if rules := [validation(rule) for rule in (*model.RULES, *model.SERVER_RULES)]:
             json_schema["x-kubernetes-validations"] = rules
         for name, field in model.model_fields.items():
-            default = field.get_default(call_default_factory=True) if field.default_factory else None
-            if default is not None:
-                empty: Any = [] if isinstance(default, list) else {}
-                json_schema["properties"][field.alias or name]["default"] = empty
+            if field.default_factory is None:
+                continue
+            default = field.get_default(call_default_factory=True)
+            # In full: the API server holds a default against the rules before it fills in what is nested.
+            full = default.manifest() if isinstance(default, ApiModel) else default
+            json_schema["properties"][field.alias or name]["default"] = full
         return json_schema
 
 
