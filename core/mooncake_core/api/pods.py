@@ -24,7 +24,7 @@ class TemplateMetadata(ApiModel):
     SERVER_RULES: ClassVar[tuple[Rule, ...]] = (
         server_rule(
             f"self.labels.all(k, !k.matches('^({'|'.join(managed.LABEL_PREFIXES)})'))",
-            f"labels of {' and '.join(managed.LABEL_PREFIXES)} belong to Mooncake; use one of your own domain",
+            f"labels of {' and '.join(managed.LABEL_PREFIXES)} belong to Mooncake; use your own domain",
             at="labels",
         ),
     )
