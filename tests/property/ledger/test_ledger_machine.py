@@ -7,6 +7,7 @@ from collections.abc import Coroutine
 from dataclasses import dataclass, field
 from itertools import count
 from math import inf
+from random import Random
 from typing import Any
 
 import pytest
@@ -28,9 +29,26 @@ from mooncake_testing.redis import RedisServer
 PREFILLS = ["p0", "p1"]
 DECODES = ["d0", "d1"]
 PREFIX = "{test}:"
-# Times are multiples of 1/8 s, so that sums of them are exact and the model need not round.
-rarely = st.integers(0, 4).map(lambda n: n == 4)
-eighths = st.integers(0, 40).map(lambda n: n / 8)
+
+
+def an_ask(chance: Random) -> dict[str, Any]:
+    """Arguments of one reservation.
+
+    Times are multiples of 1/8 s, so that sums of them are exact and the model need not round. Bounds are at,
+    just below and above what is there: that is where a wrong count shows.
+    """
+    return {
+        "who": chance.randrange(3),
+        "prefill": chance.choice([*PREFILLS, None]),
+        "decode": chance.choice(DECODES),
+        "cost_s": chance.randint(1, 40) / 8,
+        "kv": chance.randint(1, 50),
+        "delay_s": chance.randint(0, 40) / 8,
+        "lasts_s": chance.randint(0, 40) / 8,
+        "queue_slack_s": chance.choice([inf, inf, 1.0, 0.0, -1 / 8]),
+        "batch_slack": chance.choice([None, None, None, 0, -1]),
+        "kv_slack": chance.choice([None, None, None, 0, -1]),
+    }
 
 
 @dataclass
@@ -126,19 +144,6 @@ class LedgerMachine(RuleBasedStateMachine):
     def time_passes(self, step: int) -> None:
         self.now_s += step / 8
 
-    @rule(
-        who=st.integers(0, 2),
-        prefill=st.sampled_from([*PREFILLS, None]),
-        decode=st.sampled_from(DECODES),
-        cost_s=st.integers(1, 40).map(lambda n: n / 8),
-        kv=st.integers(1, 50),
-        delay_s=eighths,
-        lasts_s=eighths,
-        # Bounds at, just below and above what is there: that is where a wrong count shows.
-        queue_slack_s=st.sampled_from([inf, inf, 1.0, 0.0, -1 / 8]),
-        batch_slack=st.sampled_from([None, None, 0, -1]),
-        kv_slack=st.sampled_from([None, None, 0, -1]),
-    )
     def reserve(
         self, who: int, prefill: str | None, decode: str, cost_s: float, kv: int, delay_s: float,
         lasts_s: float, queue_slack_s: float, batch_slack: int | None, kv_slack: int | None,
@@ -171,15 +176,29 @@ class LedgerMachine(RuleBasedStateMachine):
         if expected is None:
             scheduler.held[wanted.id] = Held(wanted, self.now_s, decode_end_s=wanted.decode_end_s)
 
-    def some(self, data: st.DataObject, *, prefilling: bool = False) -> tuple[Scheduler, str] | None:
+    @rule(seed=st.integers(0, 1 << 32), many=st.integers(1, 4))
+    def requests_come(self, seed: int, many: int) -> None:
+        chance = Random(seed)
+        for _ in range(many):
+            self.reserve(**an_ask(chance))
+
+    def some(self, which: int, *, prefilling: bool = False) -> tuple[Scheduler, str] | None:
         choices = [
             (s, name) for s in self.schedulers for name, h in s.held.items() if h.prefilling or not prefilling
         ]
-        return data.draw(st.sampled_from(choices)) if choices else None
+        return choices[which % len(choices)] if choices else None
 
-    @rule(data=st.data())
-    def prefill_finishes(self, data: st.DataObject) -> None:
-        if (choice := self.some(data, prefilling=True)) is None:
+    @rule(which=st.lists(st.tuples(st.integers(0, 3), st.booleans()), min_size=1, max_size=4))
+    def work_goes_on(self, which: list[tuple[int, bool]]) -> None:
+        for each, ends in which:
+            self.now_s += 1 / 8
+            if ends:
+                self.request_ends(each)
+            else:
+                self.prefill_finishes(each)
+
+    def prefill_finishes(self, which: int) -> None:
+        if (choice := self.some(which, prefilling=True)) is None:
             return
         scheduler, name = choice
         held = scheduler.held[name]
@@ -190,9 +209,8 @@ class LedgerMachine(RuleBasedStateMachine):
         held.decode_end_s = self.now_s + held.reservation.decode_end_s - held.reservation.prefill_end_s
         self.heads_changed(before)
 
-    @rule(data=st.data())
-    def request_ends(self, data: st.DataObject) -> None:
-        if (choice := self.some(data)) is None:
+    def request_ends(self, which: int) -> None:
+        if (choice := self.some(which)) is None:
             return
         scheduler, name = choice
         scheduler.ledger.release(name, self.now_s)
@@ -283,24 +301,17 @@ class RedisLedgerMachine(LedgerMachine):
         self.run(peer.ledger.refresh(self.now_s))
         self.heads_changed(before)
 
-    @rule(who=st.integers(0, 2), odds=rarely)
-    def crash(self, who: int, odds: bool) -> None:
-        if not odds:
-            return
+    def crash(self, who: int) -> None:
         dead = self.schedulers[who]
         assert dead.client is not None
         self.run(dead.client.close())
         self.bury(dead)
         self.schedulers[who] = self.scheduler()
 
-    @rule(who=st.integers(0, 2))
     def stall_until_taken_for_dead(self, who: int) -> None:
         self.bury(self.schedulers[who])
 
-    @rule(who=st.integers(0, 2), odds=rarely)
-    def leave_politely(self, who: int, odds: bool) -> None:
-        if not odds:
-            return
+    def leave_politely(self, who: int) -> None:
         leaving = self.schedulers[who]
         assert leaving.client is not None
         self.run(leaving.ledger.refresh(self.now_s))
@@ -312,10 +323,7 @@ class RedisLedgerMachine(LedgerMachine):
         self.heads_changed(before)
         self.schedulers[who] = self.scheduler()
 
-    @rule(odds=rarely)
-    def redis_loses_its_memory(self, odds: bool) -> None:
-        if not odds:
-            return
+    def redis_loses_its_memory(self, who: int) -> None:
         self.redis.flushall()
         self.redis.script_flush()
         self.since.clear()
@@ -323,18 +331,32 @@ class RedisLedgerMachine(LedgerMachine):
         for scheduler in self.schedulers:
             scheduler.present = False
 
-    @rule(who=st.integers(0, 2), kv=st.integers(1, 50), decode=st.sampled_from(DECODES))
-    def reserve_while_redis_is_away(self, who: int, kv: int, decode: str) -> None:
+    def reserve_while_redis_is_away(self, who: int) -> None:
         scheduler = self.schedulers[who]
         assert isinstance(scheduler.ledger, RedisLedger)
         self.now_s += 1 / 8
-        wanted = Reservation(f"r{next(self.ids)}", "p0", 1.0, decode, kv, self.now_s + 1, self.now_s + 2)
+        wanted = Reservation(f"r{next(self.ids)}", "p0", 1.0, "d0", 7, self.now_s + 1, self.now_s + 2)
         assert scheduler.ledger.reserve_locally(wanted, Limits(), self.now_s) is None
         self.returns(scheduler)
         before = self.changing_heads()
         scheduler.held[wanted.id] = Held(wanted, self.now_s, decode_end_s=wanted.decode_end_s)
         self.run(scheduler.ledger.refresh(self.now_s))
         self.heads_changed(before)
+
+    @rule(
+        who=st.integers(0, 2),
+        trouble=st.sampled_from(
+            [
+                "crash",
+                "leave_politely",
+                "stall_until_taken_for_dead",
+                "redis_loses_its_memory",
+                "reserve_while_redis_is_away",
+            ]
+        ),
+    )
+    def trouble_comes(self, who: int, trouble: str) -> None:
+        getattr(self, trouble)(who)
 
     @rule()
     def what_redis_holds_is_positive_and_adds_up(self) -> None:
@@ -369,7 +391,7 @@ class RedisLedgerMachine(LedgerMachine):
 
 def test_the_ledger_of_one_scheduler_is_right_whatever_it_does() -> None:
     run_state_machine_as_test(
-        LedgerMachine, settings=settings(max_examples=250, stateful_step_count=40, deadline=None)
+        LedgerMachine, settings=settings(max_examples=120, stateful_step_count=40, deadline=None)
     )
 
 
@@ -380,7 +402,7 @@ def test_schedulers_that_share_a_redis_agree_whatever_happens_to_them(redis_serv
     run_state_machine_as_test(
         Machine,
         settings=settings(
-            max_examples=150,
+            max_examples=60,
             stateful_step_count=40,
             deadline=None,
             suppress_health_check=[HealthCheck.too_slow],
