@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from copy import copy
 from dataclasses import replace
 
 from mooncake_core.ledger import Limits, RefusalReason, Reservation
 
 from mooncake_scheduler.conductor.admission import Admission
 from mooncake_scheduler.conductor.cost import CostFitting, CostModels
-from mooncake_scheduler.conductor.fairness import FairShare, priority_share, tenant_share
+from mooncake_scheduler.conductor.fairness import LEAST_TENANT_SHARE, FairShare, priority_share, tenant_share
 from mooncake_scheduler.conductor.model import (
     Ask,
     Chance,
@@ -69,24 +70,41 @@ class Conductor:
             NoInstanceError: nothing can serve it now.
         """
         first: Refused | None = None
-        share = priority_share(ask.priority, self._priority_floor)
         for placement in self._proposals(ask, world):
-            refused = self.admission.judge(ask, placement, world, share) or self._over_share(
-                ask, placement, world, share
-            )
+            refused = self._judge(ask, placement, world)
             if refused is None:
                 return placement
             first = first or refused
         assert first is not None, "a policy proposes at least one placement"
         return first
 
-    def _over_share(self, ask: Ask, placement: Placement, world: World, share: float) -> Refused | None:
-        """A refusal near the limit of a tenant that had more than its share, so that others still fit."""
+    def _judge(self, ask: Ask, placement: Placement, world: World) -> Refused | None:
+        """Admission; near the limit, tenants with more than their share give way to the others."""
+        share = priority_share(ask.priority, self._priority_floor)
+        judge = self.admission.judge
+        # Nobody is kept from this much, so that tenants are weighed against each other only near the limit.
+        if judge(ask, placement, world, share * LEAST_TENANT_SHARE) is None:
+            return None
+        refused = judge(ask, placement, world, share)
+        if refused is not None:
+            return refused
         excess = self.fair_share.excess(ask.tenant, world.now_s)
         if excess == 0:
             return None
-        refused = self.admission.judge(ask, placement, world, share * tenant_share(excess))
+        refused = judge(ask, placement, world, share * tenant_share(excess))
         return None if refused is None else replace(refused, reason=RefusalReason.TENANT_QUOTA)
+
+    def explain(self, ask: Ask, world: World, placement: Placement) -> Placement:
+        """A placement made in this world, with every candidate as it was seen; nothing is changed by asking.
+
+        Candidates do not depend on chance; the choice among them does, and stays as it was.
+
+        Raises:
+            NoInstanceError: the placement was not made in this world.
+        """
+        # A policy may count its calls (round robin): a copy of it is asked.
+        seen = copy(self.policy).place(ask, replace(world, explain=True), _First())
+        return replace(placement, considered=seen.considered, considered_decode=seen.considered_decode)
 
     def limits(self, ask: Ask, placement: Placement, world: World) -> Limits:
         """The bounds with which `Ledger.reserve` checks the placement again, over all schedulers."""
@@ -139,3 +157,10 @@ class Conductor:
         if self._propose is not None:
             return self._propose(ask, world, self._chance)
         return iter((self.policy.place(ask, world, self._chance),))
+
+
+class _First:
+    """Chance that always takes the first."""
+
+    def random(self) -> float:
+        return 0.0

@@ -7,8 +7,8 @@ from math import exp, inf, log
 
 HALF_LIFE_S = 60.0
 MOST_TENANTS = 4096
-FAIRNESS_BAND = 0.2
-"""Part of the limits that a tenant far over its share may not fill."""
+LEAST_TENANT_SHARE = 0.8
+"""Part of the limits that a tenant may fill however far it is over its share."""
 PRIORITY_STEP = 0.1
 """Part of the limits that each priority class under the floor loses."""
 LEAST_SHARE = 0.5
@@ -77,4 +77,4 @@ def priority_share(priority: int, floor: int) -> float:
 
 def tenant_share(excess: float) -> float:
     """The part of the limits that a tenant with this excess may fill."""
-    return 1.0 - FAIRNESS_BAND * min(1.0, excess)
+    return 1.0 - (1.0 - LEAST_TENANT_SHARE) * min(1.0, excess)

@@ -220,7 +220,8 @@ def compose(
         world: What was known.
         prefill: The chosen prefill.
         decode: The chosen decode instance; the prefill's own when it does both.
-        estimates: All prefills looked at; kept in `considered` where `world.explain` is set.
+        estimates: All prefills looked at, kept in `considered` where `world.explain` is set; a policy that
+            looks at none leaves it out.
         estimate: The chosen decode's estimate at arrival, where the policy has made one.
     """
     if estimate is None:
@@ -231,7 +232,9 @@ def compose(
     considered: Sequence[Considered] = ()
     considered_decode: Sequence[ConsideredDecode] = ()
     if world.explain:
-        considered = [_considered(each) for each in estimates or (prefill,)]
+        cost = world.cost
+        seen = estimates or [estimate_local(ask, view, cost.of(view.instance)) for view in world.prefill]
+        considered = [_considered(each) for each in seen]
         considered_decode = [_considered_decode(ask, world, view) for view in world.decode]
     return Placement(
         prefill=None if chosen is decode.instance or chosen.id == decode.instance.id else chosen,

@@ -10,7 +10,7 @@ from mooncake_scheduler.conductor.admission import Admission
 from mooncake_scheduler.conductor.conductor import Conductor
 from mooncake_scheduler.conductor.cost import CostModel, CostModels
 from mooncake_scheduler.conductor.model import Placement, Refused
-from mooncake_scheduler.policies import create
+from mooncake_scheduler.policies import create, names
 from mooncake_testing.worlds import ROUND_COSTS, ask, decode, prefill, world
 
 ALL_BUSY = InstanceLoad(batch=50, kv_tokens=50_000, decode_ends=((20, 30, 30_000), (500, 20, 20_000)))
@@ -234,3 +234,16 @@ def test_costs_of_another_class_are_used_where_an_instance_names_it():
         cost=CostModels({"slow": ROUND_COSTS, "fast": fast}),
     )
     assert decide(scene).prefill.id == "b"
+
+
+@pytest.mark.parametrize("policy", names())
+def test_a_past_decision_is_explained_without_changing_the_next_one(policy):
+    scene = world([prefill("a"), prefill("b", 500)], [decode("d0"), decode("d1", 3, 3_000)], explain=False)
+    asked, silent = conductor(policy=policy), conductor(policy=policy)
+    for _ in range(4):
+        placement = asked.decide(ask(), scene)
+        assert placement == silent.decide(ask(), scene)
+        explained = asked.explain(ask(), scene, placement)
+        assert [each.instance for each in explained.considered] == ["a", "b"]
+        assert [each.instance for each in explained.considered_decode] == ["d0", "d1"]
+        assert dataclasses.replace(explained, considered=(), considered_decode=()) == placement
