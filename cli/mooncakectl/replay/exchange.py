@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import ssl
 from enum import StrEnum
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, cast
 
 import httptools
 
@@ -110,9 +110,9 @@ class _Exchange(asyncio.Protocol):
     # The transport's side.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
-        transport.writelines(self._request)
+        # uvloop's transports do not derive from asyncio's.
+        self._transport = cast(asyncio.Transport, transport)
+        self._transport.writelines(self._request)
         self._request = []
 
     def data_received(self, data: bytes) -> None:
