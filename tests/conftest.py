@@ -1,5 +1,7 @@
 """Fixtures of every room's tests."""
 
+import asyncio
+
 from hypothesis import settings
 from mooncake_testing.redis import redis_server, shared_redis
 
@@ -8,3 +10,7 @@ __all__ = ["redis_server", "shared_redis"]
 # How long an example takes says more of the machine's other work than of the code under test.
 settings.register_profile("any-machine", deadline=None)
 settings.load_profile("any-machine")
+
+# pytest-asyncio asks for the present loop before each test, and asyncio makes one that nobody closes unless
+# it was told that there is none.
+asyncio.set_event_loop(None)
