@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Sequence
+from time import monotonic
 
 import msgspec
 from mooncake_simulator.workloads import Request, Vocabulary, prompt_json
@@ -120,16 +121,15 @@ class _Run:
             raise self._broken
 
     async def _send_all(self) -> None:
-        loop = asyncio.get_running_loop()
-        begin_s = loop.time()
+        begin_s = monotonic()
         for index, request in enumerate(self._trace):
             body = self._body(request)
             since_first_s = (request.timestamp_ms - self._trace[0].timestamp_ms) / 1000
             due_s = begin_s + since_first_s / self._options.speed
-            await asyncio.sleep(max(0.0, due_s - loop.time()))
+            await asyncio.sleep(max(0.0, due_s - monotonic()))
             if self._places is not None:
                 await self._places.acquire()
-            now_s = loop.time()
+            now_s = monotonic()
             self.late_s = max(self.late_s, now_s - due_s)
             task = asyncio.create_task(self._one(index, body))
             self._under_way[task] = (index, now_s)
@@ -165,7 +165,7 @@ class _Run:
         for task in (*others, *left):
             task.cancel()
         await asyncio.gather(*others, *left, return_exceptions=True)
-        now_s = asyncio.get_running_loop().time()
+        now_s = monotonic()
         for index, started_s in left.values():
             self._end(
                 Outcome(

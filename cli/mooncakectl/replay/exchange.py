@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import ssl
 from enum import StrEnum
+from time import monotonic
 from typing import Final, NamedTuple, cast
 
 import httptools
@@ -33,7 +34,7 @@ class Ending(StrEnum):
 
 
 class Answer(NamedTuple):
-    """What came back. Times are those of the event loop's clock, in wall seconds."""
+    """What came back. Times are wall seconds of `time.monotonic`: uvloop's own clock ticks by milliseconds."""
 
     ending: Ending
     status: int | None
@@ -81,7 +82,7 @@ class _Exchange(asyncio.Protocol):
         self._request = request
         self._parser = httptools.HttpResponseParser(self)
         self._transport: asyncio.Transport | None = None
-        self._started_s = self._now_s = loop.time()
+        self._started_s = self._now_s = monotonic()
         self._status: int | None = None
         self._body = b""
         self._times_s: list[float] = []
@@ -96,7 +97,7 @@ class _Exchange(asyncio.Protocol):
             status=self._status,
             body=self._body,
             started_s=self._started_s,
-            ended_s=self._loop.time() if ending is Ending.TIMEOUT else self._now_s,
+            ended_s=monotonic() if ending is Ending.TIMEOUT else self._now_s,
             event_times_s=self._times_s,
             last_events=(self._before_last, self._last),
             done=self._done,
@@ -116,14 +117,14 @@ class _Exchange(asyncio.Protocol):
         self._request = []
 
     def data_received(self, data: bytes) -> None:
-        self._now_s = self._loop.time()
+        self._now_s = monotonic()
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserError:
             self._end(Ending.NOT_HTTP)
 
     def connection_lost(self, error: Exception | None) -> None:
-        self._now_s = self._loop.time()
+        self._now_s = monotonic()
         # An answer without a length ends with its connection.
         self._end(Ending.COMPLETE if self._done and error is None else Ending.CUT)
 
