@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from math import floor, inf
 
 from mooncake_core.config.scheduler import AdmissionMode
@@ -112,27 +113,43 @@ class Scene:
     def decode_refusal(self, share: float) -> Refused | None:
         """A refusal for decode's TBT or KV memory, as seen by the mode; Retry-After from the buckets."""
         load = self._seen_load()
-        reason = self._decode_reason(load, share)
+        reason = self._decode_reason(load, self._held_kv_tokens(load, share), share)
         if reason is None:
             return None
         return self._refused(reason, self._decode_wait_s(share), self._tbt_s(load))
 
-    def _decode_reason(self, load: DecodeLoad, share: float) -> RefusalReason | None:
-        batch, _, promised_kv_tokens = load
-        if batch == 0 and promised_kv_tokens == 0:
-            return None
-        instance = self._instance
+    def _decode_reason(self, load: DecodeLoad, held_kv_tokens: int, share: float) -> RefusalReason | None:
         target_s = self._world.slo.tbt_s
-        if 0 < instance.max_batch <= batch or (
-            target_s is not None
+        batch = load.batch
+        if 0 < self._instance.max_batch <= batch or (
+            batch > 0
+            and target_s is not None
             and self._tbt_s(load) > share * self._headroom * target_s
             and self._model.knows_decode
         ):
             return RefusalReason.TBT
-        capacity = instance.kv_capacity_tokens
-        if 0 < share * self._headroom * capacity < promised_kv_tokens + self._need_tokens:
+        if held_kv_tokens > 0 and not self._fits(held_kv_tokens, share):
             return RefusalReason.KV_MEMORY
         return None
+
+    def _fits(self, held_kv_tokens: int, share: float) -> bool:
+        capacity = self._instance.kv_capacity_tokens
+        return not 0 < share * self._headroom * capacity < held_kv_tokens + self._need_tokens
+
+    def _held_kv_tokens(self, load: DecodeLoad, share: float) -> int:
+        """KV tokens that memory holds beside this request.
+
+        All that is promised, or, where that does not fit and the mode looks ahead, the most that is held at
+        one moment of this request's life: who arrives later may find others gone.
+        """
+        held = load.promised_kv_tokens
+        if self._rules.mode is not AdmissionMode.PREDICTIVE or self._fits(held, share):
+            return held
+        now_s = self._world.now_s
+        arrival_s = now_s + self._placement.ttft_s
+        end_s = arrival_s + self._ask.output_tokens * self._placement.tbt_s
+        course = decode_course(self._decode_load(), now_s, arrival_s)
+        return max(at.kv_tokens for _, at in takewhile(lambda each: each[0] <= end_s, course))
 
     def _decode_load(self) -> InstanceLoad:
         return view_of(self._instance, self._world.decode, self._world.prefill).load
@@ -154,7 +171,7 @@ class Scene:
         from_s = now_s + self._placement.ttft_s
         at_s = from_s
         for at_s, load in decode_course(self._decode_load(), now_s, from_s):  # noqa: B007 - the last counts
-            if self._decode_reason(load, share) is None:
+            if self._decode_reason(load, load.kv_tokens, share) is None:
                 break
         return at_s - from_s
 
@@ -179,9 +196,9 @@ class Scene:
         capacity = self._instance.kv_capacity_tokens
         if not capacity:
             return 0
-        at_arrival = self._seen_load().promised_kv_tokens
-        room = max(0, int(self._headroom * capacity) - at_arrival)
-        if at_arrival == 0:
+        held = self._held_kv_tokens(self._seen_load(), 1.0)
+        room = max(0, int(self._headroom * capacity) - held)
+        if held == 0:
             room = max(room, self._need_tokens)
         return self._decode_load().kv_tokens + room
 
@@ -199,6 +216,6 @@ def view_of(instance: Instance, *lists: Sequence[InstanceView]) -> InstanceView:
     """The view of an instance in the world it was chosen from."""
     for views in lists:
         for view in views:
-            if view.instance is instance:
+            if view.instance is instance or view.instance.id == instance.id:
                 return view
     raise LookupError(f"{instance.id} is not in the world that it was chosen from")

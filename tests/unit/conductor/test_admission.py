@@ -106,6 +106,21 @@ class TestDecodeLoad:
         assert isinstance(decide(scene, request=ask(1_000, 400)), Placement)
         assert decide(scene, request=ask(1_000, 600)).reason is RefusalReason.KV_MEMORY
 
+    def test_kv_memory_that_others_need_only_after_this_one_has_gone_is_free_for_it(self):
+        # It lives from 1 s to some 3.4 s. A large one arrives at 2 s or at 5 s.
+        def scene(bucket):
+            load = InstanceLoad(
+                batch=1,
+                arriving=1,
+                kv_tokens=9_300,
+                prefill_ends=((bucket, 1, 9_000),),
+                decode_ends=((90, 1, 9_000),),
+            )
+            return world([prefill("a")], [decode("d", load=load, kv_capacity_tokens=10_000)])
+
+        assert isinstance(decide(scene(50)), Placement)
+        assert decide(scene(20)).reason is RefusalReason.KV_MEMORY
+
     def test_an_idle_decode_instance_takes_whatever_comes(self):
         scene = world([prefill("a")], [decode("d", kv_capacity_tokens=500, max_batch=4)], tbt_s=0.001)
         assert isinstance(decide(scene), Placement)
