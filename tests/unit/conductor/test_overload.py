@@ -68,7 +68,7 @@ class Decode:
 
 
 async def outcomes(mode, seed):
-    """How many requests were refused, wasted (prefilled in vain) and completed; what the ledger still holds."""
+    """How many requests were refused, wasted (prefilled in vain) and completed, and what is still held."""
     arrivals = list(requests(seed))
     conductor = Conductor(create("kv-centric"), Admission(AdmissionMode(mode)), COSTS, random.Random(seed))
     ledger = MemoryLedger()
