@@ -47,13 +47,16 @@ _SPELLINGS = [f"--{'[-_]'.join(name.removeprefix('--').split('-'))}" for name in
 ARGUMENT_PATTERN = f"^({'|'.join([*_SPELLINGS, *_SHORT])})(=|$)"
 """What `ARGUMENTS` and their other spellings look like, for CEL."""
 
-ENGINE_CONTAINER = "engine"
+MAIN_CONTAINERS = ("engine", "node")
+"""Main containers of engine Pods and of a store's nodes."""
 SIDECAR_CONTAINER = "sidecar"
+VOLUMES = frozenset({"admin", "api-keys", "config", "journal", "model", "redis", "run", "shm", "ssd"})
+FOLDERS = ("/etc/mooncake", "/run/mooncake", "/var/lib/mooncake")
 
 _CONTAINER_FIELDS: Mapping[str, str] = {
     "args": "write engine.args of the cluster",
     "command": "leave it out",
-    "image": "write engine.image of the cluster",
+    "image": "write engine.image of the cluster, or image of the KV cache pool",
     "lifecycle": "leave it out: its preStop drains the instance",
     "livenessProbe": "leave it out",
     "ports": "leave it out: ports come from the Pod's block",
@@ -92,6 +95,7 @@ def template_problems(spec: Mapping[str, Any]) -> Iterator[Problem]:
     """Complaints about a Pod template's `spec` that contradicts what is rendered."""
     for field in sorted(_POD_FIELDS.keys() & spec.keys()):
         yield Problem(f"spec.{field}", f"must not be set; {_POD_FIELDS[field]}")
+    yield from _volume_problems("spec.volumes", spec.get("volumes", []))
     for group in ("containers", "initContainers"):
         containers = spec.get(group, [])
         if not isinstance(containers, list) or not all(isinstance(item, Mapping) for item in containers):
@@ -108,10 +112,11 @@ def _container_problems(at: str, container: Mapping[str, Any]) -> Iterator[Probl
         return
     if name == SIDECAR_CONTAINER:
         yield Problem(f"{at}.name", "sidecar is Mooncake's own container; choose another name")
-    if name == ENGINE_CONTAINER:
+    if name in MAIN_CONTAINERS:
         for field in sorted(_CONTAINER_FIELDS.keys() & container.keys()):
             yield Problem(f"{at}.{field}", f"must not be set; {_CONTAINER_FIELDS[field]}")
         yield from _env_problems(f"{at}.env", container.get("env", []))
+        yield from _mount_problems(f"{at}.volumeMounts", container.get("volumeMounts", []))
 
 
 def _env_problems(at: str, env: Any) -> Iterator[Problem]:
@@ -122,3 +127,24 @@ def _env_problems(at: str, env: Any) -> Iterator[Problem]:
         name = str(item["name"])
         if is_managed_env(name):
             yield Problem(f"{at}[{position}].name", f"{name} is set by Mooncake; remove it")
+
+
+def _volume_problems(at: str, volumes: Any) -> Iterator[Problem]:
+    if not isinstance(volumes, list) or not all(isinstance(item, Mapping) for item in volumes):
+        yield Problem(at, "must be a list of volumes; write [{name: scratch, emptyDir: {}}]")
+        return
+    for position, volume in enumerate(volumes):
+        if volume.get("name") in VOLUMES:
+            yield Problem(
+                f"{at}[{position}].name", f"{volume['name']} is Mooncake's own; choose another name"
+            )
+
+
+def _mount_problems(at: str, mounts: Any) -> Iterator[Problem]:
+    if not isinstance(mounts, list) or not all(isinstance(item, Mapping) for item in mounts):
+        yield Problem(at, "must be a list of mounts; write [{name: scratch, mountPath: /scratch}]")
+        return
+    for position, mount in enumerate(mounts):
+        if str(mount.get("mountPath", "")).startswith(FOLDERS):
+            message = f"{mount['mountPath']} is Mooncake's own; mount it elsewhere"
+            yield Problem(f"{at}[{position}].mountPath", message)

@@ -5,7 +5,7 @@ import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from mooncake_core.api import MooncakeCluster, load_manifests, parse_object
-from mooncake_core.api.managed import is_managed_env
+from mooncake_core.api.managed import VOLUMES, is_managed_env
 from mooncake_core.config import SchedulerConfig
 from mooncake_operator.planning import (
     BLOCK_PORTS,
@@ -223,3 +223,11 @@ def test_port_blocks_are_kept_to(manifest):
             for port in container["ports"]:
                 offset = port["containerPort"] - base
                 assert port["name"] == "serving" or 0 <= offset < BLOCK_PORTS
+
+
+@quick
+@given(cluster_manifests())
+def test_volumes_and_folders_of_the_product_are_the_ones_that_users_may_not_take(manifest):
+    for world in worlds(cluster_of(manifest)):
+        for _, spec in pod_specs(world):
+            assert {volume["name"] for volume in spec["volumes"]} - {"scratch"} <= VOLUMES

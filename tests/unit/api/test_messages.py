@@ -215,6 +215,15 @@ def test_values_that_ask_for_nothing_new_are_no_reason_to_refuse():
             "spec.containers[0].name: sidecar is Mooncake's own",
         ),
         ({"spec": {"containers": {"name": "engine"}}}, "spec.containers: must be a list of containers"),
+        ({"spec": {"volumes": [{"name": "run", "emptyDir": {}}]}}, "spec.volumes[0].name: run is Mooncake's"),
+        (
+            {
+                "spec": {
+                    "containers": [{"name": "engine", "volumeMounts": [{"mountPath": "/run/mooncake/x"}]}]
+                }
+            },
+            "spec.containers[0].volumeMounts[0].mountPath: /run/mooncake/x is Mooncake's own",
+        ),
         ({"metadata": {"labels": {"mooncake.io/pool": "x"}}}, "metadata.labels: mooncake.io/pool belongs to"),
     ],
 )
