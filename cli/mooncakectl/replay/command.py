@@ -3,28 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-import signal
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
-import uvloop
-from mooncake_simulator.workloads import Request, TraceError, jitter, parse_quantity, read_trace
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from mooncakectl.replay.driver import Progress as ReplayProgress
-from mooncakectl.replay.driver import ReplayOptions, replay
-from mooncakectl.replay.outcome import OutcomeKind
-from mooncakectl.replay.result import ReplayResult
-from mooncakectl.replay.table import summary_table
-from mooncakectl.replay.target import TargetError
+from mooncakectl.console import err, out, report_error, say
+
+if TYPE_CHECKING:
+    from mooncake_simulator.workloads import Request
+
+    from mooncakectl.replay import Progress, ReplayOptions, ReplayResult
 
 _LINE_EVERY_S: Final = 10.0
+_INTERRUPTED: Final = 130
+"""The exit code that shells give a command ended by Ctrl-C."""
 
 
 def register(app: typer.Typer) -> None:
@@ -58,7 +54,11 @@ def command(
     json: Annotated[Path | None, typer.Option(help="Write the summary to this file.")] = None,
 ) -> None:
     """Replay a trace: its requests at its times, divided by the speed, as streamed completions."""
-    console = Console(stderr=True)
+    from mooncake_simulator.workloads import TraceError, jitter, read_trace
+
+    from mooncakectl.replay import ReplayOptions, TargetError
+    from mooncakectl.replay.table import summary_table
+
     try:
         options = ReplayOptions(
             url=url,
@@ -77,40 +77,52 @@ def command(
             raise TraceError(f"{trace}: no requests left to replay")
         if jitter_ms:
             requests = jitter(requests, jitter_ms, seed)
-        with _shown(console, len(requests)) as on_progress:
-            result = run(requests, options, on_progress)
+        with progress_shown(len(requests)) as on_progress:
+            result = _run(requests, options, on_progress)
         if json is not None:
             result.write_json(json)
     except (TraceError, TargetError, ValueError, OSError) as error:
-        console.print(f"[red]mooncakectl replay:[/red] {error}", highlight=False)
+        report_error(str(error))
         raise typer.Exit(1) from None
-    Console().print(summary_table(result))
+    except asyncio.CancelledError:
+        raise typer.Exit(_INTERRUPTED) from None
+    out.print(summary_table(result))
     if result.interrupted or result.requests < len(requests):
-        raise typer.Exit(130)
+        raise typer.Exit(_INTERRUPTED)
 
 
-def run(
-    trace: list[Request], options: ReplayOptions, on_progress: Callable[[ReplayProgress], None] | None
+def _run(
+    trace: list[Request], options: ReplayOptions, on_progress: Callable[[Progress], None]
 ) -> ReplayResult:
-    """Replay on an event loop of its own; the first Ctrl-C ends it with a summary of what ran."""
+    """Replay on an event loop of its own; Ctrl-C ends it with a summary of what ran, a second one without."""
+    import uvloop
+
+    from mooncakectl.interrupts import Interrupts
+    from mooncakectl.replay import replay
 
     async def until_stopped() -> ReplayResult:
-        stop = asyncio.Event()
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, stop.set)
-        return await replay(trace, options, on_progress, stop)
+        task = asyncio.current_task()
+
+        def end_now() -> None:
+            if task is not None:
+                task.cancel()
+
+        with Interrupts(end_now) as interrupts:
+            return await replay(trace, options, on_progress, interrupts.asked)
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(until_stopped())
 
 
 @contextmanager
-def _shown(console: Console, total: int) -> Iterator[Callable[[ReplayProgress], None]]:
-    """A progress bar on a terminal, else a line now and then."""
-    if not console.is_terminal:
+def progress_shown(total: int) -> Iterator[Callable[[Progress], None]]:
+    """Shows a replay's progress on stderr: a bar on a terminal, else a line now and then."""
+    if not err.is_terminal:
         yield _line_now_and_then()
         return
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+    from rich.progress import Progress as Bars
+
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
@@ -118,25 +130,27 @@ def _shown(console: Console, total: int) -> Iterator[Callable[[ReplayProgress], 
         TextColumn("{task.fields[told]}"),
         TimeRemainingColumn(),
     )
-    with Progress(*columns, console=console, refresh_per_second=4) as bar:
-        task = bar.add_task("replay", total=total, told="")
-        yield lambda progress: bar.update(task, completed=progress.done, told=_told(progress))
+    with Bars(*columns, console=err, refresh_per_second=4) as bars:
+        task = bars.add_task("replay", total=total, told="")
+        yield lambda progress: bars.update(task, completed=progress.done, told=_told(progress))
 
 
-def _line_now_and_then() -> Callable[[ReplayProgress], None]:
+def _line_now_and_then() -> Callable[[Progress], None]:
     last_s = time.monotonic()
 
-    def show(progress: ReplayProgress) -> None:
+    def show(progress: Progress) -> None:
         nonlocal last_s
         now_s = time.monotonic()
         if now_s - last_s >= _LINE_EVERY_S:
             last_s = now_s
-            print(f"replay: {progress.done} of {progress.total} done, {_told(progress)}", file=sys.stderr)
+            say(f"replay: {progress.done} of {progress.total} done, {_told(progress)}")
 
     return show
 
 
-def _told(progress: ReplayProgress) -> str:
+def _told(progress: Progress) -> str:
+    from mooncakectl.replay import OutcomeKind
+
     counts = [
         f"{number} {kind.value}"
         for kind, number in progress.ended.items()
@@ -146,6 +160,8 @@ def _told(progress: ReplayProgress) -> str:
 
 
 def _duration_s(option: str, text: str) -> float:
+    from mooncake_simulator.workloads import parse_quantity
+
     try:
         return parse_quantity(text)
     except ValueError:

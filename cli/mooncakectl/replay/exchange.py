@@ -34,7 +34,7 @@ class Ending(StrEnum):
 
 
 class Answer(NamedTuple):
-    """What came back. Times are wall seconds of `time.monotonic`: uvloop's own clock ticks by milliseconds."""
+    """What came back. Times are those of `time.monotonic`: an event loop's may tick by milliseconds only."""
 
     ending: Ending
     status: int | None

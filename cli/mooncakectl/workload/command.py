@@ -22,9 +22,11 @@ from mooncake_simulator.workloads import (
 )
 from mooncake_simulator.workloads.sessions import Arrival
 from mooncake_simulator.workloads.summary import Sizes
-from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
+
+from mooncakectl.console import err, report_error
+from mooncakectl.console import out as stdout
 
 _DEFAULT = SessionShape()
 _FORMS = "const:X, uniform:LOW:HIGH, exp:MEAN, lognormal:MEDIAN:SIGMA, geometric:MEAN or quantiles:…"
@@ -71,7 +73,6 @@ def generate_command(
     ),
 ) -> None:
     """Make a trace. The defaults follow the published statistics of the conversation trace."""
-    console = Console(stderr=True)
     try:
         if arrival not in get_args(Arrival):
             raise ValueError(f"--arrival {arrival}: expected one of {', '.join(get_args(Arrival))}")
@@ -88,13 +89,13 @@ def generate_command(
             output_tokens=_distribution("--output-tokens", output_tokens),
             max_input_tokens=max_input_tokens,
         )
-        with Progress(console=console, transient=True) as bar:
+        with Progress(console=err, transient=True) as bar:
             task = bar.add_task("sessions", total=sessions)
             requests = generate(sessions, seed, shape, lambda done: bar.update(task, completed=done))
             write_trace(out, requests)
     except (ValueError, TraceError) as error:
-        _fail(console, "generate", error)
-    Console().print(_table(str(out), describe(requests)))
+        _fail(error)
+    stdout.print(_table(str(out), describe(requests)))
 
 
 def stats_command(
@@ -108,23 +109,22 @@ def stats_command(
     json: Annotated[Path | None, typer.Option(help="Write the statistics to this file.")] = None,
 ) -> None:
     """Say what is in a trace."""
-    console = Console(stderr=True)
     try:
         requests = read_trace(file, skip=skip, limit=limit)
         statistics = describe(requests)
-        rates = {blocks: _hit_rate(console, requests, blocks) for blocks in capacity or ()}
+        rates = {blocks: _hit_rate(requests, blocks) for blocks in capacity or ()}
         if json is not None:
             json.write_bytes(msgspec.json.format(msgspec.json.encode(statistics), indent=2) + b"\n")
     except (ValueError, OSError) as error:
-        _fail(console, "stats", error)
+        _fail(error)
     table = _table(str(file), statistics)
     for blocks, rate in rates.items():
         table.add_row(f"token hit rate, LRU of {blocks:,} blocks", f"{rate:.3f}")
-    Console().print(table)
+    stdout.print(table)
 
 
-def _hit_rate(console: Console, requests: list[Request], blocks: int) -> float:
-    with Progress(console=console, transient=True) as bar:
+def _hit_rate(requests: list[Request], blocks: int) -> float:
+    with Progress(console=err, transient=True) as bar:
         task = bar.add_task(f"LRU of {blocks:,} blocks", total=len(requests))
         return token_hit_rate(requests, blocks, lambda done: bar.update(task, completed=done))
 
@@ -136,8 +136,8 @@ def _distribution(option: str, text: str) -> Distribution:
         raise ValueError(f"{option}: {error}") from None
 
 
-def _fail(console: Console, command: str, error: Exception) -> NoReturn:
-    console.print(f"[red]mooncakectl workload {command}:[/red] {error}", highlight=False)
+def _fail(error: Exception) -> NoReturn:
+    report_error(str(error))
     raise typer.Exit(1) from None
 
 
