@@ -94,8 +94,18 @@ class EngineReport(msgspec.Struct, frozen=True, kw_only=True):
 class Registry(Protocol):
     """Who is there. Every method may raise ConnectionError when the shared state is away."""
 
-    async def register(self, instance: Instance) -> Instance:
-        """Announce an instance; returns it with its new epoch. The same id replaces its earlier life."""
+    async def register(self, instance: Instance, *, resume_epoch: int = 0) -> Instance:
+        """Announce an instance; returns it with its new epoch. The same id replaces its earlier life.
+
+        Args:
+            instance: The record; its own `epoch` is a floor, so that epochs grow even where the registry has
+                lost its memory.
+            resume_epoch: The epoch of a life that has not ended, though it may have gone unheard for a while:
+                it is kept if no other has begun since.
+        """
+
+    async def join(self, instance: Instance) -> Instance:
+        """Announce an instance for which several speak, such as a pool: a live record stays as it is."""
 
     async def heartbeat(
         self, instance_id: str, epoch: int, report: EngineReport | None = None

@@ -37,12 +37,20 @@ class MemoryRegistry:
         self._records: dict[str, _Record] = {}
         self._epochs: dict[str, int] = {}
 
-    async def register(self, instance: Instance) -> Instance:
-        epoch = self._epochs.get(instance.id, 0) + 1
+    async def register(self, instance: Instance, *, resume_epoch: int = 0) -> Instance:
+        known = self._epochs.get(instance.id, 0)
+        epoch = (
+            resume_epoch if resume_epoch and known in (0, resume_epoch) else max(known, instance.epoch) + 1
+        )
         self._epochs[instance.id] = epoch
         registered = msgspec.structs.replace(instance, epoch=epoch)
         self._records[instance.id] = _Record(registered, self._clock() + self._ttl_s)
         return registered
+
+    async def join(self, instance: Instance) -> Instance:
+        self._reap()
+        record = self._records.get(instance.id)
+        return await self.register(instance) if record is None else record.instance
 
     async def heartbeat(
         self, instance_id: str, epoch: int, report: EngineReport | None = None

@@ -34,13 +34,17 @@ class StaticRegistry:
         self._stamp = self._take_stamp()
         self._take(self._read())
 
-    async def register(self, instance: Instance) -> Instance:
+    async def register(self, instance: Instance, *, resume_epoch: int = 0) -> Instance:
         """Not offered.
 
         Raises:
             ConfigError: always; the message names the file to edit.
         """
         raise ConfigError(f"{self._path}: instances stand in this file: add {instance.id} there")
+
+    async def join(self, instance: Instance) -> Instance:
+        """Not offered, like `register`."""
+        return await self.register(instance)
 
     async def heartbeat(
         self, instance_id: str, epoch: int, report: EngineReport | None = None

@@ -1,0 +1,194 @@
+"""Schedulers on a real Redis that dies, hangs and comes back."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+import pytest
+from mooncake_core.ledger import Limits, RedisLedger, RefusalReason, Reservation
+from mooncake_core.resp import RespClient
+from mooncake_testing.redis import RedisServer
+
+PREFIX = "{test}:"
+Opener = Callable[..., Awaitable[RedisLedger]]
+
+
+def reservation(name: str, **changes: object) -> Reservation:
+    fields = dict(id=name, prefill="p", prefill_cost_s=1.0, decode="d", kv_tokens=100, prefill_end_s=5.0,
+                  decode_end_s=9.0)  # fmt: skip
+    return Reservation(**(fields | changes))  # type: ignore[arg-type]
+
+
+@pytest.fixture
+async def open_ledger(redis_server: RedisServer) -> AsyncIterator[Opener]:
+    clients: list[RespClient] = []
+
+    async def opener(*, ttl_s: float = 3.0, budget_s: float = 0.5) -> RedisLedger:
+        client = RespClient(redis_server.url, stall_s=0.2)
+        clients.append(client)
+        await client.connect()
+        return RedisLedger(client, prefix=PREFIX, heartbeat_ttl_s=ttl_s, reserve_budget_s=budget_s)
+
+    yield opener
+    for client in clients:
+        await client.close()
+
+
+async def until(condition: Callable[[], Awaitable[bool]], within_s: float = 10) -> None:
+    async with asyncio.timeout(within_s):
+        while not await condition():  # noqa: ASYNC110 - what is waited for happens in Redis
+            await asyncio.sleep(0.02)
+
+
+async def refreshes(ledger: RedisLedger) -> bool:
+    try:
+        await ledger.refresh(0.0)
+    except ConnectionError:
+        return False
+    return True
+
+
+def totals(server: RedisServer) -> dict[str, int]:
+    """What all schedulers hold, by field, read past the ledger."""
+    sums: dict[str, int] = {}
+    with server.client() as client:
+        for key in client.scan_iter(f"{PREFIX}ledger:row:*"):
+            for name, value in client.hgetall(key).items():
+                if name != b"gen":
+                    sums[name.decode()] = sums.get(name.decode(), 0) + int(value)
+    return sums
+
+
+async def test_of_many_schedulers_that_want_the_last_places_at_once_only_as_many_get_one(
+    open_ledger: Opener, redis_server: RedisServer
+) -> None:
+    ledgers = [await open_ledger(budget_s=10) for _ in range(4)]
+    asked = [
+        ledger.reserve(reservation(f"{n}-{i}"), Limits(batch=5), 0.0)
+        for i in range(5)
+        for n, ledger in enumerate(ledgers)
+    ]
+    answers = await asyncio.gather(*asked)
+    assert answers.count(None) == 5
+    assert answers.count(RefusalReason.TBT) == 15
+    assert totals(redis_server) == {"q:p": 5_000_000, "n:d": 5, "k:d": 500}
+
+
+async def test_a_scheduler_that_died_is_reaped_by_a_live_one_and_one_that_lives_is_not(
+    open_ledger: Opener, redis_server: RedisServer
+) -> None:
+    alive, dead = await open_ledger(ttl_s=0.3), await open_ledger(ttl_s=0.3)
+    await alive.reserve(reservation("a"), Limits(), 0.0)
+    await dead.reserve(reservation("b"), Limits(), 0.0)
+    await alive.refresh(0.0)
+    assert totals(redis_server)["n:d"] == 2
+
+    async def reaped() -> bool:
+        await alive.refresh(0.0)
+        return totals(redis_server)["n:d"] == 1
+
+    await until(reaped)
+    assert alive.loads(0.0)["d"].arriving == 1
+    assert alive.posted == 1
+
+
+async def test_what_was_admitted_survives_the_death_of_redis(
+    open_ledger: Opener, redis_server: RedisServer
+) -> None:
+    one, two = await open_ledger(), await open_ledger()
+    await one.reserve(reservation("a"), Limits(), 0.0)
+    await two.reserve(reservation("b"), Limits(), 0.0)
+    redis_server.kill()
+    with pytest.raises(ConnectionError):
+        await one.reserve(reservation("c"), Limits(), 0.0)
+    assert one.reserve_locally(reservation("c"), Limits(batch=3), 0.0) is None
+    assert one.reserve_locally(reservation("d"), Limits(batch=2), 0.0) is RefusalReason.TBT
+    two.prefill_finished("b", 1.0)
+    redis_server.restart()
+    await until(lambda: refreshes(one))
+    await until(lambda: refreshes(two))
+    await one.refresh(0.0)
+    assert totals(redis_server) == {"q:p": 2_000_000, "n:d": 3, "k:d": 300}
+    assert (one.loads(0.0)["d"].arriving, one.loads(0.0)["d"].batch) == (2, 1)
+
+
+async def test_what_ended_while_redis_was_away_is_not_in_it_afterwards(
+    open_ledger: Opener, redis_server: RedisServer
+) -> None:
+    ledger = await open_ledger()
+    for name in ("a", "b"):
+        await ledger.reserve(reservation(name), Limits(), 0.0)
+    redis_server.kill()
+    ledger.release("a", 1.0)
+    ledger.release("b", 1.0)
+    redis_server.restart()
+    await until(lambda: refreshes(ledger))
+    assert totals(redis_server) == {}
+    assert ledger.loads(2.0) == {}
+
+
+async def test_a_reservation_that_took_too_long_is_not_kept(
+    open_ledger: Opener, redis_server: RedisServer
+) -> None:
+    ledger = await open_ledger(budget_s=0.1)
+    await ledger.reserve(reservation("a"), Limits(), 0.0)
+    redis_server.pause()
+    with pytest.raises(ConnectionError):
+        await ledger.reserve(reservation("b"), Limits(), 0.0)
+    redis_server.resume()
+    await until(lambda: refreshes(ledger))
+    assert totals(redis_server) == {"q:p": 1_000_000, "n:d": 1, "k:d": 100}
+
+
+async def test_a_reservation_whose_caller_left_is_not_kept(
+    open_ledger: Opener, redis_server: RedisServer
+) -> None:
+    ledger = await open_ledger(budget_s=10)
+    await ledger.refresh(0.0)
+    asking = asyncio.create_task(ledger.reserve(reservation("a"), Limits(), 0.0))
+    await asyncio.sleep(0)
+    asking.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asking
+    await until(lambda: refreshes(ledger))
+    assert totals(redis_server) == {}
+
+
+async def test_scripts_that_redis_forgot_lose_no_release(
+    open_ledger: Opener, redis_server: RedisServer
+) -> None:
+    ledger = await open_ledger()
+    await ledger.reserve(reservation("a"), Limits(), 0.0)
+    with redis_server.client() as client:
+        client.script_flush()
+    ledger.release("a", 1.0)
+
+    async def empty() -> bool:
+        await ledger.refresh(1.0)
+        return totals(redis_server) == {}
+
+    await until(empty)
+
+
+async def test_a_scheduler_that_leaves_takes_all_it_holds_along(
+    open_ledger: Opener, redis_server: RedisServer
+) -> None:
+    leaving, staying = await open_ledger(), await open_ledger()
+    await leaving.reserve(reservation("a"), Limits(), 0.0)
+    await staying.refresh(0.0)
+    await leaving.close()
+    await leaving.refresh(0.0)
+    await staying.refresh(0.0)
+    assert staying.loads(0.0) == {}
+    assert totals(redis_server) == {}
+
+
+async def test_a_quiet_life_posts_its_table_once(open_ledger: Opener) -> None:
+    ledger = await open_ledger()
+    for number in range(50):
+        await ledger.reserve(reservation(f"{number}"), Limits(), 0.0)
+        ledger.prefill_finished(f"{number}", 1.0)
+        ledger.release(f"{number}", 2.0)
+        await ledger.refresh(2.0)
+    assert ledger.posted == 1
