@@ -50,7 +50,7 @@ async def started(
         serving_port = _serving_port(port)
         cluster = plan_local(definition, serving_port=serving_port, secrets_dir=secrets_dir)
         runtime.start(cluster.world)
-        runtime.announce(endpoint=cluster.endpoint, admin_url=next(iter(cluster.admin_urls), ""))
+        runtime.announce(endpoint=cluster.endpoint, admin_urls=cluster.admin_urls)
         yield Session(cluster, runtime)
 
 

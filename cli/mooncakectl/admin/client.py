@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from types import TracebackType
 from typing import Any, Self
 from urllib.parse import quote
@@ -16,6 +18,19 @@ _TIMEOUT_S = 10.0
 
 class AdminError(CommandError):
     """The scheduler did not answer, or refused; the message says what to do."""
+
+
+class UnknownError(AdminError):
+    """The scheduler answered that it knows no such thing."""
+
+
+@asynccontextmanager
+async def connected(
+    urls: Sequence[str], *, timeout_s: float = _TIMEOUT_S
+) -> AsyncIterator[list[AdminClient]]:
+    """Clients of several schedulers' admin ports, closed at the end."""
+    async with AsyncExitStack() as stack:
+        yield [await stack.enter_async_context(AdminClient(url, timeout_s=timeout_s)) for url in urls]
 
 
 class AdminClient:
@@ -53,8 +68,8 @@ class AdminClient:
         return await self._ask("GET", "/stats")
 
     async def decision(self, request_id: str) -> Any:
-        """Why a request went where it went; raises AdminError when it is not known (any more)."""
-        missing = f"no decision about request {request_id}: it is too old, or another scheduler made it"
+        """Why a request went where it went; raises UnknownError when it is not known (any more)."""
+        missing = f"no decision about request {request_id} is kept: it is too old, or was never made here"
         return await self._ask("GET", f"/decisions/{quote(request_id, safe='')}", missing=missing)
 
     async def drain(self, instance: str, *, wanted: bool = True) -> Any:
@@ -70,7 +85,7 @@ class AdminClient:
             reason = str(error) or type(error).__name__
             raise AdminError(f"no answer from the scheduler's admin port at {self._url}: {reason}") from error
         if answer.status_code == 404 and missing:
-            raise AdminError(missing)
+            raise UnknownError(missing)
         if answer.status_code in (401, 403):
             raise AdminError(f"{self._url} wants a token: set MOONCAKE_ADMIN_TOKEN (a token, or @FILE)")
         if answer.is_error:

@@ -17,31 +17,28 @@ def running_clusters() -> list[RunRecord]:
     found = []
     for name in names:
         folders = Folders.of(name)
-        if is_up(folders) and (record := RecordFile(folders).load()) is not None and record.admin_url:
+        if is_up(folders) and (record := RecordFile(folders).load()) is not None and record.admin_urls:
             found.append(record)
     return found
 
 
-def running_cluster() -> RunRecord:
-    """The one local cluster that is up.
+def admin_urls(given: str | None) -> list[str]:
+    """The admin ports to ask: the given one, or those of the local cluster that is up.
 
     Raises:
-        CommandError: there is none, or more than one.
+        CommandError: nothing was given, and no cluster is up, or more than one.
     """
+    if given is not None:
+        return [given.rstrip("/")]
     found = running_clusters()
     if not found:
         raise CommandError(
             "no cluster is up on this machine: `mooncakectl up -f FILE`, or name one with --url"
         )
     if len(found) > 1:
-        choices = ", ".join(f"{record.cluster} (--url {record.admin_url})" for record in found)
+        choices = ", ".join(f"{record.cluster} (--url {record.admin_urls[0]})" for record in found)
         raise CommandError(f"several clusters are up: {choices}")
-    return found[0]
-
-
-def admin_url(given: str | None) -> str:
-    """The admin port to ask: the given one, or that of the local cluster that is up."""
-    return (given or running_cluster().admin_url).rstrip("/")
+    return found[0].admin_urls
 
 
 def admin_token() -> str | None:

@@ -16,7 +16,6 @@ from mooncakectl.console import CommandError, err, out, say
 
 if TYPE_CHECKING:
     from mooncake_simulator.workloads import Request
-
     from mooncakectl.local.cluster import Definition
     from mooncakectl.replay import Progress, ReplayOptions, ReplayResult
     from mooncakectl.session import Session
@@ -113,8 +112,8 @@ async def _ready(session: Session, asked: asyncio.Event) -> None:
 
 def _options(session: Session, speed: float) -> ReplayOptions:
     import msgspec
-    from mooncake_core.api.scalars import duration_s
 
+    from mooncake_core.api.scalars import duration_s
     from mooncakectl.replay import ReplayOptions
 
     slo = session.cluster.definition.cluster.spec.slo

@@ -33,7 +33,8 @@ def drain(
 
 
 async def _drain(instance: str, undo: bool, url: str | None) -> object:
-    from mooncakectl.admin import AdminClient, admin_url
+    from mooncakectl.admin import AdminClient, admin_urls
 
-    async with AdminClient(admin_url(url)) as admin:
+    # Schedulers share the registry: telling one is telling all.
+    async with AdminClient(admin_urls(url)[0]) as admin:
         return await admin.drain(instance, wanted=not undo)

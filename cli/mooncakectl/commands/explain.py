@@ -33,7 +33,16 @@ def explain(
 
 
 async def _ask(request_id: str, url: str | None) -> Any:
-    from mooncakectl.admin import AdminClient, admin_url
+    from mooncakectl.admin import admin_urls, connected
+    from mooncakectl.admin.client import UnknownError
 
-    async with AdminClient(admin_url(url)) as admin:
-        return await admin.decision(request_id)
+    unknown: UnknownError | None = None
+    # Each scheduler remembers its own decisions.
+    async with connected(admin_urls(url)) as admins:
+        for admin in admins:
+            try:
+                return await admin.decision(request_id)
+            except UnknownError as error:
+                unknown = error
+    assert unknown is not None
+    raise unknown

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mooncakectl.console import out, print_json
+from mooncakectl.console import CommandError, out, print_json
+
+if TYPE_CHECKING:
+    from mooncakectl.status.snapshot import Answers
 
 
 def register(app: typer.Typer) -> None:
@@ -26,14 +29,18 @@ def status(
     from mooncakectl.status.tables import snapshot_tables
 
     answers = asyncio.run(_ask(url))
+    if not answers.instances:
+        raise CommandError(answers.problems[0])
     if as_json:
-        print_json(answers)
+        listed = answers.instances[0].get("instances", [])
+        print_json({"instances": listed, "schedulers": answers.stats, "problems": answers.problems})
     else:
-        out.print(snapshot_tables(snapshot_of(answers["instances"], answers["stats"])))
+        out.print(snapshot_tables(snapshot_of(answers)))
 
 
-async def _ask(url: str | None) -> dict[str, Any]:
-    from mooncakectl.admin import AdminClient, admin_url
+async def _ask(url: str | None) -> Answers:
+    from mooncakectl.admin import admin_urls, connected
+    from mooncakectl.status.ask import ask_all
 
-    async with AdminClient(admin_url(url)) as admin:
-        return {"instances": await admin.instances(), "stats": await admin.stats()}
+    async with connected(admin_urls(url)) as admins:
+        return await ask_all(admins)

@@ -50,7 +50,6 @@ def up(
 def read(file: Path) -> Definition:
     """Read a manifest; its problems become the command's error."""
     from mooncake_core.api import ManifestError
-
     from mooncakectl.local.cluster import read_definition
 
     try:

@@ -10,7 +10,6 @@ from typing import Any
 
 from mooncake_core.api import ManifestError, MooncakeCluster, Pool, load_manifests
 from mooncake_operator.planning import Credentials, LocalNames, Port, pod_names, render
-
 from mooncakectl.local.errors import LocalRuntimeError
 from mooncakectl.local.ports import PortBlocks
 from mooncakectl.local.runtime import PodStatus

@@ -37,7 +37,8 @@ class RunRecord(msgspec.Struct, kw_only=True):
     started_at: str
     endpoint: str = ""
     """Base URL of the OpenAI server."""
-    admin_url: str = ""
+    admin_urls: list[str] = msgspec.field(default_factory=list)
+    """Base URL of each scheduler's admin port."""
     processes: list[ProcessRecord] = msgspec.field(default_factory=list)
 
 

@@ -115,9 +115,9 @@ class LocalRuntime:
         self._file.remove()
         self._lock.__exit__(kind, error, trace)
 
-    def announce(self, *, endpoint: str, admin_url: str) -> None:
+    def announce(self, *, endpoint: str, admin_urls: Sequence[str] = ()) -> None:
         """Write down where the cluster answers, for `mooncakectl status` in another terminal."""
-        self._record.endpoint, self._record.admin_url = endpoint, admin_url
+        self._record.endpoint, self._record.admin_urls = endpoint, list(admin_urls)
         self._file.save(self._record)
 
     def start(self, world: World, programs: Programs | None = None) -> None:

@@ -1,17 +1,30 @@
-"""Asking a scheduler how the cluster fares."""
+"""Asking the schedulers of a cluster how it fares."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
+from typing import Any
 
 from mooncakectl.admin import AdminClient, AdminError
-from mooncakectl.status.snapshot import Snapshot, snapshot_of
+from mooncakectl.status.snapshot import Answers
 
 
-async def ask_snapshot(admin: AdminClient) -> Snapshot:
-    """The cluster now; a scheduler that does not answer gives an empty one that says so."""
-    try:
-        instances, stats = await asyncio.gather(admin.instances(), admin.stats())
-    except AdminError as error:
-        return Snapshot(problem=str(error))
-    return snapshot_of(instances, stats)
+async def ask_all(admins: Sequence[AdminClient]) -> Answers:
+    """What every scheduler says now; those that do not answer are problems, not errors."""
+    results = await asyncio.gather(*map(_ask, admins), return_exceptions=True)
+    answers = Answers()
+    for result in results:
+        if isinstance(result, AdminError):
+            answers.problems.append(str(result))
+        elif isinstance(result, BaseException):
+            raise result
+        else:
+            answers.instances.append(result[0])
+            answers.stats.append(result[1])
+    return answers
+
+
+async def _ask(admin: AdminClient) -> tuple[dict[str, Any], dict[str, Any]]:
+    instances, stats = await asyncio.gather(admin.instances(), admin.stats())
+    return instances, stats

@@ -23,8 +23,7 @@ def snapshot_tables(snapshot: Snapshot, pods: Sequence[PodStatus] = ()) -> Rende
     if others:
         parts.append(_pods(others))
     parts.append(_figures(snapshot))
-    if snapshot.problem:
-        parts.append(Text(snapshot.problem, style="yellow"))
+    parts += [Text(problem, style="yellow") for problem in snapshot.problems]
     return Group(*parts)
 
 
@@ -32,19 +31,22 @@ def _instances(rows: Sequence[InstanceRow]) -> Table:
     table = Table(title="instances", title_justify="left", box=None, pad_edge=False, header_style="bold")
     for heading in ("INSTANCE", "ROLE", "STATE"):
         table.add_column(heading)
-    for heading in ("QUEUED s", "BATCH", "KV TOKENS", "KV %"):
+    for heading in ("REQUESTS", "QUEUED s", "BATCH", "KV TOKENS", "KV %", "HIT %"):
         table.add_column(heading, justify="right")
+    table.add_column("CONDITIONS")
     for row in rows:
         state = Text(row.state, style=_STATE_STYLES.get(row.state, ""))
-        share = row.kv_share
         table.add_row(
             row.id,
             row.role,
             state,
+            str(row.requests),
             _number(row.queued_s, "{:.2f}"),
             _number(row.batch, "{:.0f}"),
             _number(row.kv_tokens, "{:,.0f}"),
-            _number(None if share is None else share * 100, "{:.1f}"),
+            _percent(row.kv_share),
+            _percent(row.token_hit_rate),
+            Text(", ".join(row.conditions), style="yellow"),
         )
     if not rows:
         table.add_row(Text("none yet", style="dim"))
@@ -67,11 +69,11 @@ def _figures(snapshot: Snapshot) -> Table:
     table.add_column()
     table.add_row("TTFT", _latency(snapshot.ttft, scale=1, unit="s"))
     table.add_row("TBT", _latency(snapshot.tbt, scale=1000, unit="ms"))
-    hit_rate = None if snapshot.token_hit_rate is None else snapshot.token_hit_rate * 100
-    table.add_row("hit rate", _number(hit_rate, "{:.1f} % of prompt tokens"))
+    table.add_row("hit rate", f"{_percent(snapshot.token_hit_rate)} % of prompt tokens")
     refused = ", ".join(f"{reason} {count}" for reason, count in sorted(snapshot.refused.items()) if count)
     total = f"{sum(snapshot.refused.values())}" + (f" ({refused})" if refused else "")
-    table.add_row("requests", f"{snapshot.admitted} admitted, {total} refused")
+    ended = f"{snapshot.completed} completed, {snapshot.failed} failed"
+    table.add_row("requests", f"{snapshot.admitted} admitted, {total} refused; {ended}")
     return table
 
 
@@ -89,3 +91,7 @@ def _latency(row: LatencyRow, *, scale: float, unit: str) -> Text:
 
 def _number(value: float | None, form: str) -> str:
     return _UNKNOWN if value is None else form.format(value)
+
+
+def _percent(share: float | None) -> str:
+    return _number(None if share is None else share * 100, "{:.1f}")

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from mooncake_testing.pods import WEB_SERVER, pod, python, short_folders
 from mooncakectl.local import Folders, LocalRuntime, LocalRuntimeError, World
 from mooncakectl.local.ports import PortBlocks
@@ -241,7 +242,7 @@ async def test_init_containers_end_first_and_sidecars_outlive_the_main_container
 
 async def test_a_second_runtime_of_the_same_cluster_is_refused(folders: Folders) -> None:
     async with LocalRuntime(folders) as runtime:
-        runtime.announce(endpoint="http://127.0.0.1:8000", admin_url="")
+        runtime.announce(endpoint="http://127.0.0.1:8000")
         with pytest.raises(LocalRuntimeError, match=r"already up at http://127.0.0.1:8000"):
             await LocalRuntime(folders).__aenter__()
     async with LocalRuntime(folders):

@@ -1,0 +1,164 @@
+"""The command line with a whole cluster of real processes behind it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from mooncakectl.local.procfs import read_stat
+
+MANIFEST = """
+apiVersion: mooncake.io/v1alpha1
+kind: MooncakeCluster
+metadata: {name: whole}
+spec:
+  model: {name: tiny}
+  engine:
+    type: Simulated
+    connector: MooncakeConnector
+    blockSize: 512
+    simulated: {profile: llama3-70b-8xa800, timeScale: 20}
+  slo:
+    ttft: {percentile: 90, target: 30s}
+    tbt: {percentile: 90, target: 100ms}
+  prefillPools: [{name: prefill, replicas: 1}]
+  decodePools: [{name: decode, replicas: 1, drain: {timeoutSeconds: 20}}]
+  kvCachePools: [{name: kv, replicas: 1, segmentSize: 1Ti}]
+  scheduler:
+    routing: {policy: algorithm-1}
+    admission: {mode: none}
+"""
+
+
+@pytest.fixture
+def manifest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    path = tmp_path / "cluster.yaml"
+    path.write_text(MANIFEST)
+    return path
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def command(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "mooncakectl", *arguments]
+
+
+def ask(*arguments: str) -> Any:
+    answer = subprocess.run(command(*arguments), capture_output=True, text=True, timeout=60, check=False)
+    assert answer.returncode == 0, answer.stderr
+    return json.loads(answer.stdout)
+
+
+@contextmanager
+def up(manifest: Path) -> Iterator[tuple[subprocess.Popen[str], dict[str, Any]]]:
+    """`mooncakectl up`, ready; whatever the test does, nothing of it is left."""
+    arguments = command("up", "-f", str(manifest), "--json", "--port", str(free_port()))
+    errors = manifest.with_name("up.err").open("w+")
+    with errors, subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=errors, text=True) as program:
+        assert program.stdout is not None
+        try:
+            document = ""
+            while not document.endswith("}\n"):
+                line = program.stdout.readline()
+                assert line, errors.seek(0) or errors.read()
+                document += line
+            yield program, json.loads(document)
+        finally:
+            program.kill()
+
+
+def recorded_processes(state: Path) -> list[int]:
+    record = json.loads((state / "mooncake" / "whole" / "state.json").read_text())
+    return [process["identity"]["pid"] for process in record["processes"]]
+
+
+def all_gone(pids: list[int], timeout_s: float = 10) -> bool:
+    deadline = time.monotonic() + timeout_s
+    while time.monotonic() < deadline:
+        alive = [pid for pid in pids if (stat := read_stat(pid)) is not None and not stat.is_zombie]
+        if not alive:
+            return True
+        time.sleep(0.05)
+    return False
+
+
+def test_up_serves_is_watched_explains_itself_and_leaves_nothing(manifest: Path, tmp_path: Path) -> None:
+    with up(manifest) as (program, addresses):
+        body = {"model": "tiny", "prompt": list(range(1, 1500)), "max_tokens": 8}
+        answer = httpx.post(f"{addresses['endpoint']}/v1/completions", json=body, timeout=30, trust_env=False)
+        assert answer.status_code == 200
+        assert answer.json()["usage"]["completion_tokens"] == 8
+
+        told = ask("status", "--json")
+        roles = {item["role"] for item in told["instances"]}
+        assert roles >= {"prefill", "decode"}
+        assert "tiny" in addresses["model"]
+
+        decision = ask("explain", answer.headers["x-request-id"], "--json")
+        assert decision["request_id"] == answer.headers["x-request-id"]
+        shown = subprocess.run(
+            command("explain", answer.headers["x-request-id"]), capture_output=True, text=True, check=True
+        )
+        assert "whole-decode-d-0" in shown.stdout
+
+        second = subprocess.run(
+            command("up", "-f", str(manifest)), capture_output=True, text=True, check=False
+        )
+        assert second.returncode == 1
+        assert f"cluster whole is already up at {addresses['endpoint']}" in second.stderr
+
+        processes = recorded_processes(tmp_path / "state")
+        assert len(processes) >= 5
+        program.send_signal(signal.SIGINT)
+        assert program.wait(60) == 0
+        assert all_gone(processes)
+        assert not (tmp_path / "state" / "mooncake" / "whole" / "state.json").exists()
+
+
+def test_after_kill_9_a_second_up_serves_and_nothing_of_the_first_is_left(
+    manifest: Path, tmp_path: Path
+) -> None:
+    with up(manifest) as (program, _):
+        first = recorded_processes(tmp_path / "state")
+        os.kill(program.pid, signal.SIGKILL)
+        program.wait(10)
+        assert all_gone(first)
+        with up(manifest) as (again, addresses):
+            answer = httpx.get(f"{addresses['endpoint']}/v1/models", timeout=30, trust_env=False)
+            assert answer.json()["data"][0]["id"] == "tiny"
+            again.send_signal(signal.SIGTERM)
+            assert again.wait(60) == 0
+
+
+def test_the_demo_loses_nothing_and_reuses_what_was_computed(manifest: Path, tmp_path: Path) -> None:
+    figures = tmp_path / "figures.json"
+    arguments = ["demo", "-f", str(manifest), "--requests", "20", "--port", str(free_port())]
+    result = subprocess.run(
+        command(*arguments, "--speed", "60", "--json", str(figures)),
+        capture_output=True,
+        text=True,
+        timeout=110,
+        check=False,
+    )
+    assert result.returncode == 0, result.stderr
+    told = json.loads(figures.read_text())
+    assert (told["completed"], told["lost"], told["failed"]) == (20, 0, 0)
+    assert told["token_hit_rate"] > 0.4
+    assert "token hit rate" in result.stdout
