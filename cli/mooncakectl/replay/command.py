@@ -15,7 +15,6 @@ from mooncakectl.console import err, out, report_error, say
 
 if TYPE_CHECKING:
     from mooncake_simulator.workloads import Request
-
     from mooncakectl.replay import Progress, ReplayOptions, ReplayResult
 
 _LINE_EVERY_S: Final = 10.0
@@ -52,10 +51,12 @@ def command(
     slo_ttft: Annotated[str, typer.Option(help="TTFT that a good answer keeps, in model time.")] = "30s",
     slo_tbt: Annotated[str, typer.Option(help="TBT that a good answer keeps, in model time.")] = "100ms",
     json: Annotated[Path | None, typer.Option(help="Write the summary to this file.")] = None,
+    records: Annotated[
+        Path | None, typer.Option(help="Write each request's end to this file, one JSON object a line.")
+    ] = None,
 ) -> None:
     """Replay a trace: its requests at its times, divided by the speed, as streamed completions."""
     from mooncake_simulator.workloads import TraceError, jitter, read_trace
-
     from mooncakectl.replay import ReplayOptions, TargetError
     from mooncakectl.replay.table import summary_table
 
@@ -81,6 +82,8 @@ def command(
             result = _run(requests, options, on_progress)
         if json is not None:
             result.write_json(json)
+        if records is not None:
+            result.write_records(records)
     except (TraceError, TargetError, ValueError, OSError) as error:
         report_error(str(error))
         raise typer.Exit(1) from None

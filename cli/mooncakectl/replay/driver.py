@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import secrets
 from collections import Counter
 from collections.abc import Callable, Sequence
 from time import monotonic
+from typing import Any, Final
 
 import msgspec
-from mooncake_simulator.workloads import Request, Vocabulary, prompt_json
 
+from mooncake_simulator.workloads import Request, Vocabulary, prompt_json_parts
 from mooncakectl.replay.exchange import exchange
 from mooncakectl.replay.outcome import Outcome, OutcomeKind, classify
 from mooncakectl.replay.result import ReplayResult, summarise
 from mooncakectl.replay.target import Target, find_target
+
+_BUILT_AHEAD: Final = 32
+_BLOCKS_IN_A_BITE: Final = 4
+_REST_OF_BODY: Final = (
+    b',"max_tokens":%d,"ignore_eos":true,"stream":true,"stream_options":{"include_usage":true}}'
+)
 
 
 class ReplayOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -81,6 +89,7 @@ async def replay(
         speed=options.speed,
         late_s=run.late_s,
         model=target.model,
+        run=run.name,
     )
 
 
@@ -103,6 +112,7 @@ class _Run:
         self._ended: Counter[OutcomeKind] = Counter()
         self._sent = 0
         self._broken: Exception | None = None
+        self.name = secrets.token_hex(4)
         self.outcomes: list[Outcome] = []
         self.late_s = 0.0
 
@@ -111,8 +121,8 @@ class _Run:
         stopping = asyncio.create_task(stop.wait())
         try:
             await asyncio.wait({sending, stopping}, return_when=asyncio.FIRST_COMPLETED)
-            while self._under_way and not stop.is_set():
-                await asyncio.wait({*self._under_way, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            rest: asyncio.Future[Any] = asyncio.gather(*self._under_way, return_exceptions=True)
+            await asyncio.wait((rest, stopping), return_when=asyncio.FIRST_COMPLETED)
             if sending.done():
                 sending.result()
         finally:
@@ -121,9 +131,28 @@ class _Run:
             raise self._broken
 
     async def _send_all(self) -> None:
-        begin_s = monotonic()
+        built: asyncio.Queue[list[bytes]] = asyncio.Queue(_BUILT_AHEAD)
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._build_all(built))
+            group.create_task(self._send_built(built))
+
+    async def _build_all(self, built: asyncio.Queue[list[bytes]]) -> None:
+        """Make the bodies ahead of their time, in small bites: tokens of other requests arrive meanwhile."""
+        for request in self._trace:
+            body = [b'{"model":%b,"prompt":' % self._model]
+            for place, part in enumerate(prompt_json_parts(request, self._vocabulary)):
+                body.append(part)
+                if place % _BLOCKS_IN_A_BITE == 0:
+                    await asyncio.sleep(0)
+            body.append(_REST_OF_BODY % request.output_length)
+            await built.put([b"".join(body)])
+
+    async def _send_built(self, built: asyncio.Queue[list[bytes]]) -> None:
+        begin_s = 0.0
         for index, request in enumerate(self._trace):
-            body = self._body(request)
+            body = await built.get()
+            if index == 0:
+                begin_s = monotonic()
             since_first_s = (request.timestamp_ms - self._trace[0].timestamp_ms) / 1000
             due_s = begin_s + since_first_s / self._options.speed
             await asyncio.sleep(max(0.0, due_s - monotonic()))
@@ -138,7 +167,7 @@ class _Run:
 
     async def _one(self, index: int, body: list[bytes]) -> None:
         try:
-            request = self._target.completion(f"replay-{self._options.seed}-{index}", body)
+            request = self._target.completion(f"replay-{self.name}-{index}", body)
             answer = await exchange(self._target.endpoint, request, self._options.timeout_s)
             self._end(classify(index, answer))
         except Exception as error:
@@ -151,14 +180,6 @@ class _Run:
             task = asyncio.current_task()
             if task is not None:
                 self._under_way.pop(task, None)
-
-    def _body(self, request: Request) -> list[bytes]:
-        return [
-            b'{"model":%b,"prompt":' % self._model,
-            prompt_json(request, self._vocabulary),
-            b',"max_tokens":%d,"ignore_eos":true,"stream":true,"stream_options":{"include_usage":true}}'
-            % request.output_length,
-        ]
 
     async def _interrupt(self, *others: asyncio.Task[object]) -> None:
         left = dict(self._under_way)

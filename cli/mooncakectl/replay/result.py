@@ -59,10 +59,21 @@ class ReplayResult(msgspec.Struct, frozen=True, kw_only=True):
     late_s: float
     """The most by which this client was behind the trace, in wall seconds; more than a little spoils it."""
     model: str = ""
+    run: str = ""
+    """Names this replay: its requests had the ids `replay-<run>-<index>`."""
+    outcomes: Sequence[Outcome] = ()
+    """Each request's end, in wall seconds; not part of the summary that is written."""
 
     def write_json(self, path: Path) -> None:
         """Write the summary to a file, one JSON object."""
-        path.write_bytes(msgspec.json.format(msgspec.json.encode(self), indent=2) + b"\n")
+        summary = msgspec.to_builtins(self)
+        del summary["outcomes"]
+        path.write_bytes(msgspec.json.format(msgspec.json.encode(summary), indent=2) + b"\n")
+
+    def write_records(self, path: Path) -> None:
+        """Write each request's end to a file, one JSON object a line, in the order of the trace."""
+        ordered = sorted(self.outcomes, key=lambda outcome: outcome.index)
+        path.write_bytes(b"".join(msgspec.json.encode(outcome) + b"\n" for outcome in ordered))
 
 
 def summarise(
@@ -74,6 +85,7 @@ def summarise(
     speed: float,
     late_s: float,
     model: str = "",
+    run: str = "",
 ) -> ReplayResult:
     """Work out the summary; SLOs are model seconds, `late_s` is wall seconds."""
     done = [outcome for outcome in outcomes if outcome.kind is OutcomeKind.COMPLETED]
@@ -112,6 +124,8 @@ def summarise(
         speed=speed,
         late_s=late_s,
         model=model,
+        run=run,
+        outcomes=outcomes,
     )
 
 

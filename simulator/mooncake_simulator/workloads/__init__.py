@@ -1,7 +1,7 @@
 """Workloads: traces in the format released with the Mooncake paper, generators, and what a trace contains."""
 
 from mooncake_simulator.workloads.distributions import Distribution, parse_distribution, parse_quantity
-from mooncake_simulator.workloads.prompts import Vocabulary, prompt_json, prompt_tokens
+from mooncake_simulator.workloads.prompts import Vocabulary, prompt_json, prompt_json_parts, prompt_tokens
 from mooncake_simulator.workloads.sessions import SessionShape, generate
 from mooncake_simulator.workloads.summary import TraceStatistics, describe, token_hit_rate
 from mooncake_simulator.workloads.traces import (
@@ -27,6 +27,7 @@ __all__ = [
     "parse_distribution",
     "parse_quantity",
     "prompt_json",
+    "prompt_json_parts",
     "prompt_tokens",
     "read_trace",
     "token_hit_rate",

@@ -49,7 +49,7 @@ async def test_a_replay_prints_a_table_and_writes_its_numbers(tmp_path: Path) ->
     async with OpenAIServer(lambda received: Answer(cached_tokens=5), time_scale=10) as server:
         process = await start(
             *("--trace", write(tmp_path / "t.jsonl", 5), "--url", server.url, "--json", str(file)),
-            *("--skip", "1", "--limit", "3"),
+            *("--skip", "1", "--limit", "3", "--records", str(tmp_path / "records.jsonl")),
         )
         out, err = await process.communicate()
     assert process.returncode == 0, err.decode()
@@ -58,6 +58,8 @@ async def test_a_replay_prints_a_table_and_writes_its_numbers(tmp_path: Path) ->
     assert summary["token_hit_rate"] == 0.5
     assert {"refused", "lost", "failed", "goodput", "ttft", "tbt"} <= summary.keys()
     assert {"p50_s", "p90_s", "p99_s"} <= summary["ttft"].keys()
+    records = [json.loads(line) for line in (tmp_path / "records.jsonl").read_bytes().splitlines()]
+    assert [(record["index"], record["kind"]) for record in records] == [(n, "completed") for n in range(3)]
     assert "10 model seconds per wall second" in " ".join(out.decode().split())
 
 

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+
 from mooncake_simulator.workloads import Request, Vocabulary, prompt_tokens
 from mooncake_testing.openai_server import Answer, OpenAIServer, Received
 from mooncakectl.replay import Progress, ReplayOptions, ReplayResult, TargetError, replay
@@ -42,7 +43,7 @@ async def test_a_trace_is_sent_as_streamed_token_prompts_of_its_lengths() -> Non
     assert result.goodput == 1.0
     by_id = {received.headers["x-request-id"]: received.body for received in server.received}
     for index, request in enumerate(requests):
-        body = by_id[f"replay-7-{index}"]
+        body = by_id[f"replay-{result.run}-{index}"]
         assert body["prompt"] == prompt_tokens(request, Vocabulary(seed=7)).tolist()
         assert body == {
             "model": "scripted",
