@@ -7,6 +7,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
+
 from mooncake_core.index import Depth, MemoryIndex, RedisIndex, Removed, Source, Stored, Tier
 from mooncake_core.registry import StaleEpochError
 from mooncake_core.resp import RespClient

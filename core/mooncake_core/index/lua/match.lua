@@ -20,7 +20,7 @@ local function candidates_of(words)
   for n, slot in ipairs(slots) do
     if live[n] then
       names[#names + 1] = live[n]
-      index_of[slot] = #names
+      index_of[8 * slot] = #names
     end
   end
   return names, index_of
@@ -48,8 +48,9 @@ local function match(keys)
       classes = {unpack(nothing)}
       for at = 1, #words - 1, 2 do
         local word_low, word_high = byte(words, at, at + 1)
-        local n = index_of[slot_of(word_low, word_high)]
-        if n then classes[n] = CLASS[word_low % 8] end
+        local tiers = word_low % 8
+        local n = index_of[word_low - tiers + 256 * word_high]
+        if n then classes[n] = CLASS[tiers] end
       end
       if sub(words, -2) == OVERFLOW then overflows = 1 end
       parsed[words] = classes
@@ -67,10 +68,14 @@ local function match(keys)
   end
 
   local function both(before, after)
-    if before == after then return after end
-    local least = {}
-    for n = 1, #before do least[n] = math.min(before[n], after[n]) end
-    return least
+    local least
+    for n = 1, #before do
+      if before[n] < after[n] then
+        least = least or {unpack(after)}
+        least[n] = before[n]
+      end
+    end
+    return least or after
   end
 
   -- Halves the interval while its ends differ, deepest part first; `ended` holders are known to end there.
@@ -121,15 +126,27 @@ local function match(keys)
 
   local function depths()
     local depth, hole = {}, 0
-    local least = {unpack(seen[0])}
+    local start = seen[0]
+    local least = {unpack(start)}
     for n = 1, #names do depth[n] = {0, 0, 0} end
-    for _, position in ipairs(looked_at()) do
+    local previous, classes_before = 0, start
+    local positions = looked_at()
+    positions[#positions + 1] = length
+    for _, position in ipairs(positions) do
       local classes = seen[position]
-      for n = 1, #names do
-        if math.min(classes[n], seen[0][n]) > least[n] then hole = 1 end
-        least[n] = math.min(least[n], classes[n])
-        for class = 1, least[n] do depth[n][class] = position + 1 end
+      if classes ~= classes_before then
+        for n = 1, #names do
+          local now, before = classes[n], least[n]
+          if now < before then
+            for class = now + 1, before do depth[n][class] = previous + 1 end
+            least[n] = now
+          elseif now > before and start[n] > before then
+            hole = 1
+          end
+        end
+        classes_before = classes
       end
+      previous = position
     end
     return depth, hole
   end
