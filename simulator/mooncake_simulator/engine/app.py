@@ -161,7 +161,8 @@ class App:
         exchange.respond(self._engine.metrics.render(self._engine.scheduler), 200, CONTENT_TYPE)
 
     def _load(self, _: Request, exchange: Exchange) -> None:
-        exchange.json({"server_load": self._engine.scheduler.unfinished})
+        engine = self._engine
+        exchange.json({"server_load": engine.scheduler.unfinished if engine.options.load_tracking else 0})
 
     def _tokenize(self, request: Request, exchange: Exchange) -> None:
         body = decode_body(request.body)

@@ -39,7 +39,7 @@ class BlockHasher:
 
     def __init__(self, block_size_tokens: int, hash_seed: str | None) -> None:
         self.block_size_tokens = block_size_tokens
-        self._root = _digest(hash_seed or "vllm-none-hash")
+        self._root = _digest("vllm-none-hash" if hash_seed is None else hash_seed)
 
     def extend(self, names: BlockNames, tokens: Sequence[int], salt: str | None, tokens_end: int) -> None:
         """Append the names of the blocks that are full within `tokens[:tokens_end]` and have none yet."""

@@ -44,6 +44,11 @@ def bad_request(message: str, param: str | None = None) -> ApiError:
     return ApiError(400, "BadRequestError", message, param)
 
 
+def invalid(message: str, param: str | None = None) -> ApiError:
+    """A 400 for a body that does not fit vLLM's request models; worded and typed by its FastAPI handler."""
+    return ApiError(400, "Bad Request", f"1 validation error:\n  {message}", param)
+
+
 class Generation(msgspec.Struct, kw_only=True):
     """One generation request, checked and tokenised."""
 
@@ -77,9 +82,9 @@ def decode_body(body: bytes) -> dict[str, Any]:
     try:
         document = msgspec.json.decode(body)
     except msgspec.DecodeError as error:
-        raise bad_request(f"Invalid JSON body: {error}") from error
+        raise invalid(f"JSON decode error: {error}") from error
     if not isinstance(document, dict):
-        raise bad_request("Input should be a valid dictionary")
+        raise invalid("Input should be a valid dictionary")
     return document
 
 
@@ -130,9 +135,9 @@ class RequestReader:
         """
         messages = body.get("messages")
         if not isinstance(messages, list) or not messages:
-            raise bad_request("messages: a non-empty list is required", "messages")
+            raise invalid("messages: a non-empty list is required", "messages")
         if not all(isinstance(message, dict) for message in messages):
-            raise bad_request("messages: every message must be an object", "messages")
+            raise invalid("messages: every message must be an object", "messages")
         arguments = body.get("chat_template_kwargs") or {}
         generation = bool(body.get("add_generation_prompt", True))
         try:
@@ -148,13 +153,14 @@ class RequestReader:
             prompt = prompt[0]
         if isinstance(prompt, str) and prompt:
             return self._codec.encode(prompt, special=special), prompt
-        if prompt == "" or prompt == []:
+        if prompt == []:
             raise bad_request("The decoder prompt cannot be empty")
         if not isinstance(prompt, list):
-            raise bad_request("Either prompt or prompt_embeds must be provided and non-empty.", "prompt")
-        for token in prompt:
-            if type(token) is not int or not 0 <= token <= _MAX_TOKEN:
-                raise bad_request(f"Token id {token} is out of vocabulary", "prompt")
+            raise invalid("Either prompt or prompt_embeds must be provided and non-empty.", "prompt")
+        if set(map(type, prompt)) != {int} or min(prompt) < 0:
+            raise invalid("prompt: Input should be a string or a list of token ids", "prompt")
+        if max(prompt) > _MAX_TOKEN:
+            raise bad_request(f"Token id {max(prompt)} is out of vocabulary", "prompt")
         return prompt, None
 
     def _generation(
@@ -180,10 +186,10 @@ class RequestReader:
         stream = bool(body.get("stream"))
         stream_options = body.get("stream_options") or {}
         if stream_options and not stream:
-            raise bad_request("Stream options can only be defined when `stream=True`.", "stream_options")
+            raise invalid("Stream options can only be defined when `stream=True`.", "stream_options")
         transfer = body.get("kv_transfer_params")
         if transfer is not None and not isinstance(transfer, dict):
-            raise bad_request("kv_transfer_params: Input should be a valid dictionary", "kv_transfer_params")
+            raise invalid("kv_transfer_params: Input should be a valid dictionary", "kv_transfer_params")
         name = request_id or body.get("request_id") or uuid.uuid4().hex
         return Generation(
             id=f"{'chatcmpl' if chat else 'cmpl'}-{name}",
@@ -262,9 +268,9 @@ def _salt(salt: Any) -> str | None:
     if salt is None:
         return None
     if not isinstance(salt, str) or not salt:
-        raise bad_request("Parameter 'cache_salt' must be a non-empty string if provided.", "cache_salt")
+        raise invalid("Parameter 'cache_salt' must be a non-empty string if provided.", "cache_salt")
     if len(salt) > 128 or any(char in "@/\\\0" for char in salt):
-        raise bad_request(
+        raise invalid(
             "Parameter 'cache_salt' must be at most 128 characters and must not contain "
             "'@', '/', '\\\\', or NUL.",
             "cache_salt",

@@ -73,6 +73,8 @@ class EngineOptions:
     shutdown_timeout_s: float = 0.0
     prefix_caching: bool = True
     mean_output_tokens: int = 256
+    load_tracking: bool = False
+    """Whether `/load` counts; vLLM answers 0 without its flag."""
     events: EventsOptions = EventsOptions()
     connectors: tuple[ConnectorOptions, ...] = ()
     hash_seed: str | None = None
@@ -109,6 +111,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--num-gpu-blocks-override", type=int, help="default: the profile's KV capacity")
     add("--enable-prompt-tokens-details", action="store_true")
     add("--enable-prefix-caching", action=argparse.BooleanOptionalAction, default=True)
+    add("--enable-server-load-tracking", action="store_true")
     add("--kv-events-config", type=json.loads, default={})
     add("--kv-transfer-config", type=json.loads, default={})
     add("--shutdown-timeout", type=float, default=0.0, help="wall seconds running requests get on SIGTERM")
@@ -160,6 +163,7 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> EngineOptions:
         shutdown_timeout_s=flags.shutdown_timeout,
         prefix_caching=flags.enable_prefix_caching,
         mean_output_tokens=flags.mean_output_tokens,
+        load_tracking=flags.enable_server_load_tracking,
         events=_events(flags.kv_events_config, environ),
         connectors=tuple(_connectors(flags.kv_transfer_config)),
         hash_seed=environ.get("PYTHONHASHSEED"),

@@ -31,6 +31,10 @@ _REMOTE_FIELDS = ("remote_engine_id", "remote_bootstrap_addr", "transfer_id")
 _BOOTSTRAP_TIMEOUT_S = 0.4
 
 
+class _RegistrationError(Exception):
+    """A worker that contradicts one that is registered."""
+
+
 class MooncakeConnector(KvConnector):
     """Hand-over by transfer id; the prefill engine pushes when the decode engine has announced itself."""
 
@@ -166,10 +170,18 @@ class MooncakeConnector(KvConnector):
         raise PullError(f"engine {engine_id} is not registered at {bootstrap}")
 
     def _register(self, dp_rank: int, engine_id: str, tp_rank: int, pp_rank: int, address: str) -> None:
-        entry = self._workers.get(str(dp_rank))
-        if entry is None or entry["engine_id"] != engine_id:
-            entry = self._workers[str(dp_rank)] = {"engine_id": engine_id, "worker_addr": {}}
-        entry["worker_addr"].setdefault(str(tp_rank), {})[str(pp_rank)] = address
+        entry = self._workers.setdefault(str(dp_rank), {"engine_id": engine_id, "worker_addr": {}})
+        if entry["engine_id"] != engine_id:
+            raise _RegistrationError(
+                f"Engine ID mismatch for dp_rank={dp_rank}: expected {entry['engine_id']}, got {engine_id}"
+            )
+        ranks = entry["worker_addr"].setdefault(str(tp_rank), {})
+        known = ranks.setdefault(str(pp_rank), address)
+        if known != address:
+            raise _RegistrationError(
+                f"Worker with dp_rank={dp_rank}, tp_rank={tp_rank}, pp_rank={pp_rank} is already registered "
+                f"at {known}, but still want to register at {address}"
+            )
 
     async def _serve_bootstrap(self, request: Request, exchange: Exchange) -> None:
         if (request.method, request.path) == ("GET", "/query"):
@@ -184,6 +196,8 @@ class MooncakeConnector(KvConnector):
                     int(body["pp_rank"]),
                     str(body["addr"]),
                 )
+            except _RegistrationError as error:
+                exchange.json({"detail": str(error)}, 400)
             except (ApiError, KeyError, ValueError) as error:
                 exchange.json({"detail": f"invalid registration: {error}"}, 422)
             else:

@@ -1,0 +1,45 @@
+"""The names that Mooncake's master exports and dashboards read (0.3.13)."""
+
+import re
+
+from mooncake_simulator.store.directory import Directory, Segment
+from mooncake_simulator.store.metrics import MasterMetrics
+
+READ_BY_DASHBOARDS = {
+    "master_allocated_bytes",
+    "master_total_capacity_bytes",
+    "segment_allocated_bytes",
+    "segment_total_capacity_bytes",
+    "master_key_count",
+    "master_active_clients",
+    "master_value_size_bytes_bucket",
+    "master_exist_key_requests_total",
+    "master_put_start_alloc_failures_total",
+    "master_batch_put_start_requests_total",
+    "master_batch_get_replica_list_items_total",
+    "mem_cache_hit_nums_",
+    "file_cache_hit_nums_",
+    "valid_get_nums_",
+    "total_get_nums_",
+    "master_successful_evictions_total",
+    "master_attempted_evictions_total",
+    "master_evicted_key_count",
+    "master_evicted_size_bytes",
+    "master_promotion_completed_total",
+    "ha_standby_state",
+}
+
+
+def test_the_names_of_a_real_master_are_there_with_their_values() -> None:
+    directory, metrics = Directory(), MasterMetrics()
+    directory.mount(Segment("10.0.0.1:15000", "c", 1 << 20), 0.0)
+    directory.put_start([("k", 5000)], 0.0)
+    directory.put_end(["k"], 0.0)
+    metrics.called("batch_put_start", items=1)
+    text = metrics.render(directory).decode()
+    names = set(re.findall(r"^([a-z_]+)", text, re.MULTILINE))
+    assert names >= READ_BY_DASHBOARDS
+    assert 'segment_allocated_bytes{segment="10.0.0.1:15000"} 5000' in text
+    assert "master_key_count 1" in text
+    assert 'master_value_size_bytes_bucket{le="65536.000000"} 1' in text
+    assert "master_batch_put_start_requests_total 1" in text
