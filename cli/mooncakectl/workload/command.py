@@ -7,7 +7,11 @@ from typing import Annotated, NoReturn, get_args
 
 import msgspec
 import typer
+from rich.progress import Progress
+from rich.table import Table
+
 from mooncake_simulator.workloads import (
+    CONVERSATION,
     Distribution,
     Request,
     SessionShape,
@@ -22,13 +26,9 @@ from mooncake_simulator.workloads import (
 )
 from mooncake_simulator.workloads.sessions import Arrival
 from mooncake_simulator.workloads.summary import Sizes
-from rich.progress import Progress
-from rich.table import Table
-
 from mooncakectl.console import err, report_error
 from mooncakectl.console import out as stdout
 
-_DEFAULT = SessionShape()
 _FORMS = "const:X, uniform:LOW:HIGH, exp:MEAN, lognormal:MEDIAN:SIGMA, geometric:MEAN or quantiles:…"
 
 
@@ -45,31 +45,33 @@ def generate_command(
     sessions: Annotated[int, typer.Option(min=1, help="How many sessions.")] = 100,
     turns: Annotated[
         str, typer.Option(help=f"Requests in a session: a number or a distribution ({_FORMS}).")
-    ] = _DEFAULT.turns.text,
+    ] = CONVERSATION.turns.text,
     gap: Annotated[str, typer.Option(help="Time between turns, from arrival to arrival.")] = (
-        _DEFAULT.gap_s.text
+        CONVERSATION.gap_s.text
     ),
     seed: Annotated[int, typer.Option(help="The same seed makes the same trace.")] = 0,
     arrival: Annotated[
         str, typer.Option(help=f"How sessions arrive: {', '.join(get_args(Arrival))}.")
-    ] = _DEFAULT.arrival,
-    rate: Annotated[float, typer.Option(help="New sessions a second.")] = _DEFAULT.sessions_per_s,
-    burst: Annotated[int, typer.Option(min=1, help="Sessions in a burst.")] = _DEFAULT.burst,
+    ] = CONVERSATION.arrival,
+    rate: Annotated[float, typer.Option(help="New sessions a second.")] = CONVERSATION.sessions_per_s,
+    burst: Annotated[int, typer.Option(min=1, help="Sessions in a burst.")] = CONVERSATION.burst,
     system_prompts: Annotated[int, typer.Option(min=1, help="How many system prompts are shared.")] = (
-        _DEFAULT.system_prompts
+        CONVERSATION.system_prompts
     ),
     system_tokens: Annotated[str, typer.Option(help="Length of a system prompt.")] = (
-        _DEFAULT.system_tokens.text
+        CONVERSATION.system_tokens.text
     ),
     first_tokens: Annotated[str, typer.Option(help="New text in the first turn.")] = (
-        _DEFAULT.first_tokens.text
+        CONVERSATION.first_tokens.text
     ),
     user_tokens: Annotated[str, typer.Option(help="New text in each further turn.")] = (
-        _DEFAULT.user_tokens.text
+        CONVERSATION.user_tokens.text
     ),
-    output_tokens: Annotated[str, typer.Option(help="Length of an answer.")] = _DEFAULT.output_tokens.text,
+    output_tokens: Annotated[
+        str, typer.Option(help="Length of an answer.")
+    ] = CONVERSATION.output_tokens.text,
     max_input_tokens: Annotated[int, typer.Option(min=1, help="Longest prompt.")] = (
-        _DEFAULT.max_input_tokens
+        CONVERSATION.max_input_tokens
     ),
 ) -> None:
     """Make a trace. The defaults follow the published statistics of the conversation trace."""

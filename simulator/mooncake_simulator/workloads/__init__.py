@@ -2,7 +2,7 @@
 
 from mooncake_simulator.workloads.distributions import Distribution, parse_distribution, parse_quantity
 from mooncake_simulator.workloads.prompts import Vocabulary, prompt_json, prompt_json_parts, prompt_tokens
-from mooncake_simulator.workloads.sessions import SessionShape, generate
+from mooncake_simulator.workloads.sessions import CONVERSATION, SessionShape, generate
 from mooncake_simulator.workloads.summary import TraceStatistics, describe, token_hit_rate
 from mooncake_simulator.workloads.traces import (
     BLOCK_TOKENS,
@@ -15,6 +15,7 @@ from mooncake_simulator.workloads.traces import (
 
 __all__ = [
     "BLOCK_TOKENS",
+    "CONVERSATION",
     "Distribution",
     "Request",
     "SessionShape",

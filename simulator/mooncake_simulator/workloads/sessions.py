@@ -46,10 +46,14 @@ class SessionShape(msgspec.Struct, frozen=True, kw_only=True):
     """A session ends before a prompt gets longer than this (the longest of the trace)."""
 
 
+CONVERSATION: Final = SessionShape()
+"""Like the conversation trace."""
+
+
 def generate(
     sessions: int,
     seed: int,
-    shape: SessionShape = SessionShape(),  # noqa: B008
+    shape: SessionShape = CONVERSATION,
     on_progress: Callable[[int], None] | None = None,
 ) -> list[Request]:
     """Requests of so many sessions in the order of their arrival; the same for the same arguments.

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from mooncake_core.blocks import block_keys, chain, domain_seed, local_hashes
 
 NUMBERS = json.loads((Path(__file__).parent / "dynamo_1_6_1.json").read_text())

@@ -4,6 +4,7 @@ from array import array
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from mooncake_core.blocks import block_keys, domain_seed, extend_keys, local_hashes, pack_tokens
 
 tokens_st = st.lists(st.integers(0, 2**32 - 1), max_size=200)

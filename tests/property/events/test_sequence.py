@@ -6,6 +6,7 @@ from collections import deque
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from mooncake_core.events import Apply, AskReplay, Effect, Resync, SequenceTracker
 from mooncake_core.events.sequence import NOTHING, ResyncReason, fingerprint
 

@@ -6,6 +6,7 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from mooncake_core.events import (
     AllBlocksCleared,
     BlockRemoved,

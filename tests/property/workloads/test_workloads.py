@@ -10,6 +10,7 @@ from itertools import pairwise
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from mooncake_core.blocks import block_keys
 from mooncake_simulator.workloads import (
     BLOCK_TOKENS,

@@ -5,6 +5,7 @@ from typing import Any
 
 import msgspec
 import pytest
+
 from mooncake_core.events import (
     AllBlocksCleared,
     BlockRemoved,

@@ -1,4 +1,5 @@
 import pytest
+
 from mooncake_core.events import EventDecodeError
 from mooncake_core.events.framing import (
     Message,

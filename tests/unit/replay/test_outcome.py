@@ -1,4 +1,5 @@
 import pytest
+
 from mooncakectl.replay.outcome import Outcome, OutcomeKind, tail_tbt_s
 from mooncakectl.replay.result import summarise
 

@@ -2,9 +2,10 @@ import json
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
+
 from mooncake_simulator.workloads import read_trace
 from mooncakectl.app import build_app
-from typer.testing import CliRunner
 
 
 @pytest.fixture

@@ -1,6 +1,7 @@
 from pathlib import Path
 
 import pytest
+
 from mooncake_simulator.workloads import Request, TraceError, jitter, read_trace, token_hit_rate, write_trace
 
 LINE = '{"timestamp": 27482, "input_length": 600, "output_length": 52, "hash_ids": [46, 47]}\n'
