@@ -10,6 +10,7 @@ from mooncake_core.config.base import ConfigError
 from mooncake_core.config.scheduler import SchedulerConfig
 from mooncake_core.index import RedisIndex
 from mooncake_core.ledger import RedisLedger
+from mooncake_core.registry.redis import RedisRegistry
 from mooncake_core.resp import RespClient
 
 _log = structlog.get_logger(__name__)
@@ -28,18 +29,19 @@ class SharedState:
     """
 
     def __init__(self, config: SchedulerConfig) -> None:
-        from mooncake_core.registry.redis import RedisRegistry
-
         assert config.redis_url is not None
         self._password_file = None if config.redis_password_file is None else Path(config.redis_password_file)
         self.password()
+        namespace = config.namespace
+        if set(namespace) & set("{}"):
+            raise ConfigError(f"namespace: {namespace!r}: braces mark the hash tag of keys: leave them out")
         try:
             self.client = RespClient(config.redis_url, self.password)
         except ValueError as error:
             raise ConfigError(f"redis_url: {error}") from error
-        self.index = RedisIndex(self.client, namespace=config.namespace)
-        self.ledger = RedisLedger(self.client, prefix=f"{{{config.namespace}}}:")
-        self.registry = RedisRegistry(config.redis_url, namespace=config.namespace, password=self.password)
+        self.index = RedisIndex(self.client, namespace=namespace)
+        self.ledger = RedisLedger(self.client, prefix=f"{{{namespace}}}:")
+        self.registry = RedisRegistry(config.redis_url, namespace=namespace, password=self.password)
 
     def password(self) -> str | None:
         """Redis' password as it stands in its file now.

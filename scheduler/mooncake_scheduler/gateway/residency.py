@@ -9,6 +9,7 @@ while Redis is away or too slow; and what was dispatched a moment ago is believe
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Mapping, Sequence
 
 import structlog
@@ -19,16 +20,23 @@ from mooncake_core.index import (
     PrefixIndex,
     Removed,
     Source,
-    SpeculativeOverlay,
     Stored,
     Tier,
 )
 from mooncake_core.registry import Instance
 
+from mooncake_scheduler.gateway.recent import RecentDispatches
+
 _log = structlog.get_logger(__name__)
 
 LOCAL_BLOCKS = 1_000_000
 """Blocks that a gateway remembers of its own dispatches."""
+JOURNAL = 20_000
+"""Dispatches remembered while the shared index is there."""
+JOURNAL_BIT = 50
+"""Of these, read into the own index by each request that needs it,"""
+JOURNAL_SLICE = 500
+"""and by each background turn."""
 AWAY_S = 1.0
 """Wall seconds for which a shared index that failed is not asked again."""
 BELIEVED_S = 2.0
@@ -121,15 +129,19 @@ class LocalResidency:
 class SharedResidency:
     """The index on Redis, with what was dispatched a moment ago, and this gateway's memory to fall back upon.
 
+    That memory is a journal of the last dispatches: writing one down costs next to nothing, and only when
+    Redis goes away is it read into an index, a slice at a time.
+
     Args:
         shared: the index on Redis; raises ConnectionError when it is away or slower than its budget.
-        local: this gateway's own dispatches.
+        local: an index of this gateway's own dispatches.
     """
 
     def __init__(self, shared: PrefixIndex, local: LocalResidency) -> None:
         self._shared = shared
         self._local = local
-        self._overlay = SpeculativeOverlay()
+        self._recent = RecentDispatches()
+        self._journal: deque[tuple[str, Sequence[int], Tier]] = deque(maxlen=JOURNAL)
         self._epochs: dict[str, int] = {}
         self._away_until_s = 0.0
         self.local_index = local.local_index
@@ -140,9 +152,14 @@ class SharedResidency:
         """As `LocalResidency.follow`; the shared index is kept by the sidecars."""
         for instance in instances:
             if self._epochs.get(instance.id, instance.epoch) != instance.epoch:
-                self._overlay.forget(instance.id)
+                self._recent.forget(instance.id)
+                lost = instance.id
+                kept = [entry for entry in self._journal if entry[0] != lost]
+                self._journal = deque(kept, maxlen=JOURNAL)
             self._epochs[instance.id] = instance.epoch
         await self._local.follow(instances)
+        if self.mode == "local":
+            await self._read_journal(JOURNAL_SLICE)
 
     async def match(self, keys: Sequence[int]) -> Mapping[str, Depth]:
         """Depth in blocks by holder."""
@@ -150,7 +167,7 @@ class SharedResidency:
             return {}
         now_s = time.monotonic()
         if now_s < self._away_until_s:
-            return await self._local.match(keys)
+            return await self._match_locally(keys)
         try:
             found = await self._shared.match(keys)
         except ConnectionError as error:
@@ -159,22 +176,30 @@ class SharedResidency:
             if self.mode == "shared":
                 self.mode = "local"
                 _log.warning("the shared index is away, own dispatches are used", error=str(error))
-            return await self._local.match(keys)
+            return await self._match_locally(keys)
         if self.mode == "local":
             self.mode = "shared"
             _log.info("the shared index is back")
-        return self._overlay.merge(keys, found, now_s)
+        return self._recent.merge(keys, found, now_s)
 
     async def dispatched(
         self, instance_id: str, keys: Sequence[int], known_blocks: int, until_s: float
     ) -> None:
         """As `LocalResidency.dispatched`, believed until the engine has had time to report it."""
         if known_blocks < len(keys):
-            self._overlay.add(
-                instance_id, keys, until_s + BELIEVED_S, time.monotonic(), from_block=known_blocks
-            )
-        await self._local.dispatched(instance_id, keys, known_blocks, until_s)
+            self._recent.add(instance_id, keys, until_s + BELIEVED_S, time.monotonic())
+        await self.holds(instance_id, keys, Tier.HBM)
 
     async def holds(self, holder_id: str, keys: Sequence[int], tier: Tier) -> None:
         """As `LocalResidency.holds`."""
-        await self._local.holds(holder_id, keys, tier)
+        if keys:
+            self._journal.append((holder_id, keys, tier))
+
+    async def _match_locally(self, keys: Sequence[int]) -> Mapping[str, Depth]:
+        await self._read_journal(JOURNAL_BIT)
+        return await self._local.match(keys)
+
+    async def _read_journal(self, most: int) -> None:
+        """Read the latest entries into the index."""
+        for _ in range(min(most, len(self._journal))):
+            await self._local.holds(*self._journal.pop())

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import httpx
 import msgspec
+
 from mooncake_core.config.scheduler import SchedulerConfig
 from mooncake_core.registry import Instance
 from mooncake_scheduler.app import Scheduler, build_scheduler
-
 from mooncake_testing.redis import free_port
 
 
@@ -34,12 +35,24 @@ class Gateway:
         """The whole text of a streamed completion, events and all."""
         return (await self.complete(stream=True, **fields)).text
 
+    async def settled(self) -> None:
+        """Until nothing is in flight; then nothing may be reserved."""
+        await until(lambda: not self.scheduler.datapath.flows)
+        assert self.reserved == 0
+
     @property
     def reserved(self) -> int:
         """Requests that hold a reservation."""
         services = self.scheduler.services
         loads = services.ledger.loads(services.clock.now_s())
         return sum(load.batch + load.arriving for load in loads.values())
+
+
+async def until(condition: Callable[[], bool], timeout_s: float = 10.0) -> None:
+    """Wait for something that the test cannot be told of."""
+    async with asyncio.timeout(timeout_s):
+        while not condition():  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
 
 
 def write_instances(path: Path, instances: Sequence[Instance]) -> None:

@@ -1,4 +1,4 @@
-"""An engine that does what a test tells it, over real sockets: vLLM's HTTP as a router sees it, and its bad manners.
+"""An engine that does what a test tells it, over real sockets: vLLM's HTTP and its bad manners.
 
 Each request takes the next `Act` of its script, or behaves well. Bodies, headers and aborts are recorded.
 """
@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import httptools
+
 from mooncake_core.registry import EngineKind, Instance, Role
 
 
@@ -97,6 +98,8 @@ class ScriptedEngine:
         self.engine_id = f"engine-{name}-1"
         self.ranks = 1
         self.healthy = True
+        self.silent: set[str] = set()
+        """Paths that are never answered."""
         self.script: list[Act] = []
         self.usual = Act()
         self.seen: list[Seen] = []
@@ -197,6 +200,8 @@ class ScriptedEngine:
         async with self.arrived:
             self.seen.append(seen)
             self.arrived.notify_all()
+        if seen.path in self.silent:
+            await asyncio.Event().wait()
         if seen.path == "/health":
             _write(writer, 200 if self.healthy else 500, b"")
         elif seen.path == "/query":

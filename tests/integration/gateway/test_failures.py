@@ -1,0 +1,278 @@
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mooncake_core.registry import Role
+from mooncake_testing.gateway import Gateway, gateway, until
+from mooncake_testing.scripted_engine import Act, ScriptedEngine, engines
+
+MOONCAKE = "MooncakeConnector"
+
+
+@asynccontextmanager
+async def cluster(
+    folder: Path, *, prefill: int = 1, decode: int = 1, both: int = 0, **settings: Any
+) -> AsyncIterator[tuple[Gateway, list[ScriptedEngine], list[ScriptedEngine]]]:
+    """Prefill and decode engines; with `both`, coupled ones instead (they come as the second list)."""
+    first = [ScriptedEngine(f"p{n}", Role.PREFILL, MOONCAKE) for n in range(prefill if not both else 0)]
+    second = [ScriptedEngine(f"d{n}", Role.DECODE, MOONCAKE) for n in range(decode if not both else 0)]
+    second += [ScriptedEngine(f"b{n}") for n in range(both)]
+    async with (
+        engines(*first, *second),
+        gateway(folder, [engine.instance() for engine in (*first, *second)], **settings) as running,
+    ):
+        yield running, first, second
+
+
+def script(wanted: list[ScriptedEngine], act: Act) -> None:
+    """Whichever engine is asked first plays the act; the others behave."""
+    acts = [act]
+    for engine in wanted:
+        engine.script = acts
+
+
+def is_error(answer: Any, status: int) -> dict[str, Any]:
+    """The error of an OpenAI-shaped answer that names no worker."""
+    assert answer.status_code == status, answer.text
+    assert answer.headers["content-type"] == "application/json"
+    assert "127.0.0.1" not in answer.text
+    error: dict[str, Any] = answer.json()["error"]
+    assert set(error) >= {"message", "type", "code", "param"}
+    return error
+
+
+FAULTS = {
+    "500": Act(status=500, body=b'{"error":{"message":"CUDA error on 127.0.0.1"}}'),
+    "dies before the head": Act(die_after=0),
+    "503": Act(status=503, headers={"Retry-After": "7"}),
+    "429": Act(status=429, headers={"Retry-After": "7"}),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_prefill_that_fails_is_tried_on_another_instance(
+    tmp_path: Path, fault: str, stream: bool
+) -> None:
+    async with cluster(tmp_path, prefill=2) as (running, prefill, decode):
+        script(prefill, FAULTS[fault])
+        answer = await running.complete(stream=stream)
+        assert answer.status_code == 200
+        assert sorted(len(engine.legs) for engine in prefill) == [1, 1]
+        assert len(decode[0].legs) == 1
+        await running.settled()
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_decode_that_fails_before_its_first_token_is_tried_on_another_instance(
+    tmp_path: Path, fault: str, stream: bool
+) -> None:
+    async with cluster(tmp_path, decode=2) as (running, _, decode):
+        script(decode, FAULTS[fault])
+        answer = await running.complete(stream=stream)
+        assert answer.status_code == 200
+        assert sorted(len(engine.legs) for engine in decode) == [1, 1]
+        await running.settled()
+
+
+async def test_staged_kv_that_was_not_touched_goes_to_the_other_decode_without_a_second_prefill(
+    tmp_path: Path,
+) -> None:
+    async with cluster(tmp_path, decode=2) as (running, prefill, decode):
+        script(decode, FAULTS["503"])
+        assert (await running.complete()).status_code == 200
+        assert len(prefill[0].legs) == 1
+        transfers = {leg.kv["transfer_id"] for engine in decode for leg in engine.legs}
+        assert transfers == {prefill[0].legs[0].kv["transfer_id"]}
+        await running.settled()
+
+
+async def test_staged_kv_that_may_have_been_taken_is_staged_anew_under_another_id(tmp_path: Path) -> None:
+    async with cluster(tmp_path, decode=2) as (running, prefill, decode):
+        script(decode, FAULTS["500"])
+        assert (await running.complete()).status_code == 200
+        first, second = (leg.kv["transfer_id"] for leg in prefill[0].legs)
+        assert first != second
+        await running.settled()
+
+
+async def test_a_decode_whose_stream_begins_with_an_error_is_tried_on_another_instance(
+    tmp_path: Path,
+) -> None:
+    event = b'data: {"error":{"message":"engine dead","code":500}}\n\n'
+    async with cluster(tmp_path, decode=2) as (running, _, decode):
+        script(decode, Act(first_event=event))
+        text = await running.stream()
+        assert "error" not in text
+        assert text.endswith("data: [DONE]\n\n")
+        await running.settled()
+
+
+async def test_a_stream_that_begins_with_the_clients_own_error_becomes_that_answer(tmp_path: Path) -> None:
+    event = b'data: {"error":{"message":"too long","type":"BadRequestError","code":400}}\n\n'
+    async with cluster(tmp_path) as (running, _, decode):
+        decode[0].script = [Act(first_event=event)]
+        error = is_error(await running.complete(stream=True), 400)
+        assert error["message"] == "too long"
+        await running.settled()
+
+
+@pytest.mark.parametrize("act", [Act(die_after=2), Act(end_after=2)], ids=["dies", "ends without its mark"])
+@pytest.mark.parametrize("both", [0, 1])
+async def test_a_stream_that_breaks_off_ends_with_an_error_event(tmp_path: Path, act: Act, both: int) -> None:
+    async with cluster(tmp_path, both=both) as (running, _, decode):
+        decode[0].script = [act]
+        text = await running.stream(max_tokens=10)
+        events = [event.removeprefix("data: ") for event in text.strip().split("\n\n")]
+        assert events[-1] == "[DONE]"
+        assert json.loads(events[-2])["error"]["code"] == "stream_broken"
+        assert [json.loads(e)["choices"][0]["text"] for e in events[:-2]] == [" t0", " t1"]
+        assert "127.0.0.1" not in text
+        await running.settled()
+
+
+async def test_a_stream_that_stalls_ends_with_an_error_event(tmp_path: Path) -> None:
+    async with cluster(tmp_path, stall_timeout_s=0.2) as (running, _, decode):
+        decode[0].script = [Act(stall_after=2)]
+        text = await running.stream(max_tokens=10)
+        assert text.count("data: ") == 4
+        assert '"error"' in text
+        await asyncio.wait_for(decode[0].legs[0].aborted.wait(), 5)
+        await running.settled()
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_decode_that_never_answers_is_given_up_with_504(tmp_path: Path, stream: bool) -> None:
+    settings = {"first_token_timeout_s": 0.2, "request_timeout_s": 1}
+    async with cluster(tmp_path, **settings) as (running, _, decode):
+        decode[0].usual = Act(stall=True)
+        error = is_error(await running.complete(stream=stream), 504)
+        assert error["type"] == "server_error"
+        await asyncio.wait_for(decode[0].legs[0].aborted.wait(), 5)
+        await running.settled()
+
+
+async def test_a_prefill_that_never_answers_is_aborted_and_decode_is_not_run(tmp_path: Path) -> None:
+    async with cluster(tmp_path, prefill_timeout_s=0.2) as (running, prefill, decode):
+        prefill[0].usual = Act(stall=True)
+        is_error(await running.complete(), 504)
+        await asyncio.wait_for(prefill[0].legs[0].aborted.wait(), 5)
+        assert decode[0].legs == []
+        await running.settled()
+
+
+@pytest.mark.parametrize("which", ["prefill", "decode"])
+async def test_a_4xx_of_an_engine_is_passed_on_without_the_other_leg_or_a_retry(
+    tmp_path: Path, which: str
+) -> None:
+    body = b'{"error":{"message":"temperature must be non-negative","type":"BadRequestError","code":400}}'
+    async with cluster(tmp_path, prefill=2, decode=2) as (running, prefill, decode):
+        for engine in prefill if which == "prefill" else decode:
+            engine.usual = Act(status=400, body=body)
+        error = is_error(await running.complete(), 400)
+        assert error["message"] == "temperature must be non-negative"
+        assert sum(len(engine.legs) for engine in prefill) == 1
+        assert sum(len(engine.legs) for engine in decode) == (which == "decode")
+        await running.settled()
+
+
+async def test_an_error_that_names_a_worker_is_passed_on_without_its_words(tmp_path: Path) -> None:
+    async with cluster(tmp_path, both=1) as (running, _, both):
+        body = json.dumps({"error": {"message": f"bad request to {both[0].url}"}}).encode()
+        both[0].usual = Act(status=422, body=body)
+        assert is_error(await running.complete(), 422)["message"] == "bad request"
+
+
+@pytest.mark.parametrize("status", [429, 503])
+async def test_back_pressure_everywhere_is_passed_on_with_its_retry_after(
+    tmp_path: Path, status: int
+) -> None:
+    async with cluster(tmp_path, prefill=2) as (running, prefill, decode):
+        for engine in prefill:
+            engine.usual = Act(status=status, headers={"Retry-After": "17"})
+        answer = await running.complete()
+        assert is_error(answer, status)["code"] == "engine_busy"
+        assert answer.headers["retry-after"] == "17"
+        assert decode[0].legs == []
+        await running.settled()
+
+
+async def test_twenty_bad_requests_leave_the_next_good_one_unharmed(tmp_path: Path) -> None:
+    async with cluster(tmp_path, both=1) as (running, _, both):
+        both[0].script = [Act(status=400, body=b"{}") for _ in range(20)]
+        for _ in range(20):
+            is_error(await running.complete(), 400)
+        assert (await running.complete()).status_code == 200
+
+
+async def test_an_instance_that_keeps_failing_is_left_alone_and_tried_again_later(tmp_path: Path) -> None:
+    async with cluster(tmp_path, both=2) as (running, _, both):
+        both[0].usual = Act(status=500)
+        for _ in range(40):
+            assert (await running.complete()).status_code == 200
+        failed = len(both[0].legs)
+        assert failed < 15
+        both[0].usual = Act()
+        async with asyncio.timeout(10):
+            while len(both[0].legs) < failed + 3:
+                assert (await running.complete()).status_code == 200
+                await asyncio.sleep(0.02)
+
+
+async def test_without_an_instance_the_answer_is_503_with_retry_after(tmp_path: Path) -> None:
+    async with gateway(tmp_path, []) as running:
+        answer = await running.complete()
+        assert is_error(answer, 503)["code"] == "no_instance"
+        assert int(answer.headers["retry-after"]) >= 1
+
+
+async def test_killing_the_only_engine_gives_an_error_and_its_return_gives_answers(tmp_path: Path) -> None:
+    async with cluster(tmp_path, both=1) as (running, _, both):
+        await running.complete()
+        epoch = running.scheduler.services.roster.members["b0"].instance.epoch
+        await both[0].kill()
+        is_error(await running.complete(), 502)
+        member = running.scheduler.services.roster.members["b0"]
+        await until(lambda: not member.reachable)
+        is_error(await running.complete(), 503)
+        await both[0].start()
+        await until(lambda: member.reachable)
+        assert (await running.complete()).status_code == 200
+        assert member.instance.epoch > epoch
+        await running.settled()
+
+
+async def test_a_dead_idle_connection_costs_nothing(tmp_path: Path) -> None:
+    async with cluster(tmp_path, both=1) as (running, _, both):
+        await running.complete()
+        await both[0].kill()
+        await both[0].start()
+        assert (await running.complete()).status_code == 200
+        assert running.scheduler.services.metrics.setbacks == {}
+
+
+async def test_every_endpoint_reserves_and_releases(tmp_path: Path) -> None:
+    hold = asyncio.Event()
+    async with cluster(tmp_path) as (running, _, decode):
+        decode[0].usual = Act(hold=hold)
+        chat = {"model": "tiny", "messages": [{"role": "user", "content": "x"}], "max_tokens": 2}
+        sent = [
+            asyncio.ensure_future(running.complete()),
+            asyncio.ensure_future(running.complete(stream=True)),
+            asyncio.ensure_future(running.complete(n=2)),
+            asyncio.ensure_future(running.client.post("/v1/chat/completions", json=chat)),
+            asyncio.ensure_future(running.client.post("/v1/chat/completions", json=chat | {"stream": True})),
+        ]
+        await decode[0].leg(5)
+        assert running.reserved == 5
+        hold.set()
+        assert [answer.status_code for answer in await asyncio.gather(*sent)] == [200] * 5
+        await running.settled()
