@@ -220,7 +220,7 @@ class App:
                 "model_time_s": engine.clock.now_s(),
                 "steps": engine.steps,
                 "running": len(scheduler.running),
-                "waiting": len(scheduler.waiting),
+                "waiting": len(scheduler.waiting) + len(scheduler.ready),
                 "loading": len(scheduler.loading),
                 "held": len(scheduler.held),
                 "blocks": scheduler.pool.total_blocks - 1,

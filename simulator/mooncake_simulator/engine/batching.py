@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from mooncake_scheduler.conductor.cost import CostModel
-
 from mooncake_simulator.engine.hashing import BlockHasher
 from mooncake_simulator.engine.pool import BlockPool, Stored
 from mooncake_simulator.engine.sequence import Emission, Sequence, State
@@ -101,6 +100,8 @@ class Scheduler:
         self.pool = pool
         self.counts = CacheCounts()
         self.waiting: deque[Sequence] = deque()
+        self.ready: deque[Sequence] = deque()
+        """Sequences whose KV has arrived: they hold memory and go before those that wait for some."""
         self.running: list[Sequence] = []
         self.loading: dict[str, Sequence] = {}
         self.held: dict[str, Sequence] = {}
@@ -115,12 +116,12 @@ class Scheduler:
     @property
     def unfinished(self) -> int:
         """Sequences that are not finished, whose client may have left."""
-        return len(self.waiting) + len(self.running) + len(self.loading)
+        return len(self.waiting) + len(self.ready) + len(self.running) + len(self.loading)
 
     @property
     def prefilling_tokens(self) -> int:
         """Prompt tokens of all sequences without a first token, as vLLM's API server counts them."""
-        queued = [*self.waiting, *self.loading.values(), *self.running]
+        queued = [*self.waiting, *self.ready, *self.loading.values(), *self.running]
         return sum(sequence.prompt_tokens for sequence in queued if not sequence.output_tokens)
 
     def add(self, sequence: Sequence) -> None:
@@ -134,7 +135,13 @@ class Scheduler:
         budget = self._max_num_batched_tokens
         budget, preempted = self._plan_running(step, budget)
         if not preempted:
-            self._plan_waiting(step, budget)
+            budget = self._plan_ready(step, budget)
+            if not self.ready:
+                self._plan_waiting(step, budget)
+        if not step.work and self.ready and not self.loading:
+            # They hold each other's memory: the youngest gives way and computes its prompt itself.
+            self._preempt(self.ready.pop())
+            return self.plan()
         return step
 
     def complete(self, step: Step) -> list[Emission]:
@@ -163,7 +170,7 @@ class Scheduler:
         # The last token's logits are needed: it is computed even when its KV is there.
         sequence.computed = min(sequence.computed, len(sequence.tokens) - 1)
         sequence.state = State.READY
-        self.waiting.appendleft(sequence)
+        self.ready.append(sequence)
 
     def finish(self, sequence: Sequence, reason: str) -> None:
         """End a sequence from outside (abort, stop string, failed load); twice changes nothing."""
@@ -171,8 +178,10 @@ class Scheduler:
             return
         if sequence.state is State.RUNNING:
             self.running.remove(sequence)
-        elif sequence.state in (State.WAITING, State.READY):
+        elif sequence.state is State.WAITING:
             self.waiting.remove(sequence)
+        elif sequence.state is State.READY:
+            self.ready.remove(sequence)
         loading = sequence.state is State.LOADING
         sequence.state = State.FINISHED
         # Blocks that KV is still flowing into cannot be given to another: `loaded` frees them.
@@ -204,35 +213,44 @@ class Scheduler:
             index += 1
         return budget, preempted
 
+    def _plan_ready(self, step: Step, budget: int) -> int:
+        while self.ready and budget > 0 and len(self.running) < self._max_num_seqs:
+            sequence = self.ready[0]
+            tokens = min(len(sequence.tokens) - sequence.computed, budget)
+            if not self._reserve(sequence, sequence.computed + tokens):
+                break
+            self._start(step, self.ready.popleft(), tokens)
+            budget -= tokens
+        return budget
+
     def _plan_waiting(self, step: Step, budget: int) -> None:
         deferred: list[Sequence] = []
         while self.waiting and budget > 0 and len(self.running) < self._max_num_seqs:
             sequence = self.waiting[0]
-            if sequence.state is State.WAITING:
-                external = self._admit(sequence)
-                if external is None:
-                    deferred.append(self.waiting.popleft())
-                    continue
-                if external < 0:
-                    break
-                if external:
-                    self.waiting.popleft()
-                    sequence.state = State.LOADING
-                    self.loading[sequence.id] = sequence
-                    step.loads.append(sequence)
-                    continue
-            tokens = min(len(sequence.tokens) - sequence.computed, budget)
-            if not self._reserve(sequence, sequence.computed + tokens):
-                if sequence.state is State.WAITING:
-                    self._return_to_waiting(sequence)
+            external = self._admit(sequence)
+            if external is None:
+                deferred.append(self.waiting.popleft())
+            elif external < 0:
                 break
-            self.waiting.popleft()
-            self._count(sequence, sequence.local_tokens, 0)
-            sequence.state = State.RUNNING
-            self.running.append(sequence)
-            step.work.append(Work(sequence, tokens, decode=sequence.received))
-            budget -= tokens
+            elif external:
+                self.waiting.popleft()
+                sequence.state = State.LOADING
+                self.loading[sequence.id] = sequence
+                step.loads.append(sequence)
+            else:
+                tokens = min(len(sequence.tokens) - sequence.computed, budget)
+                if not self._reserve(sequence, sequence.computed + tokens):
+                    self._return_to_waiting(sequence)
+                    break
+                self._count(sequence, sequence.local_tokens, 0)
+                self._start(step, self.waiting.popleft(), tokens)
+                budget -= tokens
         self.waiting.extendleft(reversed(deferred))
+
+    def _start(self, step: Step, sequence: Sequence, tokens: int) -> None:
+        sequence.state = State.RUNNING
+        self.running.append(sequence)
+        step.work.append(Work(sequence, tokens, decode=sequence.received))
 
     def _admit(self, sequence: Sequence) -> int | None:
         """Take the cached prefix and, for external tokens, their blocks.

@@ -10,7 +10,6 @@ from collections.abc import Coroutine
 from typing import Any
 
 from mooncake_scheduler.conductor.cost import CostModel
-
 from mooncake_simulator.engine.batching import Scheduler, Step
 from mooncake_simulator.engine.clock import ModelClock
 from mooncake_simulator.engine.connectors import Connectors
@@ -103,7 +102,12 @@ class Engine:
     def abort_all(self) -> None:
         """End every request with finish_reason `abort`, as vLLM does when it is told to go."""
         scheduler = self.scheduler
-        for sequence in [*scheduler.running, *scheduler.waiting, *scheduler.loading.values()]:
+        for sequence in [
+            *scheduler.running,
+            *scheduler.ready,
+            *scheduler.waiting,
+            *scheduler.loading.values(),
+        ]:
             self.finish(sequence, "abort")
             sequence.sink(Emission(sequence, None, "abort"))
 

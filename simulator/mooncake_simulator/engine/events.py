@@ -18,6 +18,7 @@ from typing import Any
 import msgspec
 import zmq
 import zmq.asyncio
+
 from mooncake_core.events import AllBlocksCleared, BlockRemoved, BlockStored, Event, EventBatch, encode_batch
 from mooncake_core.events.framing import (
     Message,
@@ -26,7 +27,6 @@ from mooncake_core.events.framing import (
     replay_answer,
     replay_end,
 )
-
 from mooncake_simulator.engine.faults import Faults
 from mooncake_simulator.engine.hashing import external_hash
 from mooncake_simulator.engine.options import EventsOptions

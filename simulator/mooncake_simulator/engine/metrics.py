@@ -187,13 +187,15 @@ class EngineMetrics:
     def render(self, scheduler: Scheduler) -> bytes:
         """The exposition text, with gauges as they are now."""
         deferred = len(scheduler.loading)
-        waiting = len(scheduler.waiting)
+        ready = len(scheduler.ready)
+        waiting = len(scheduler.waiting) + ready
         self._running.set(len(scheduler.running))
         self._waiting.set(waiting + deferred)
         self._by_reason["capacity"].set(waiting)
         self._by_reason["deferred"].set(deferred)
         if self._by_stage:
             self._by_stage["in_progress"].set(deferred)
+            self._by_stage["completed_waiting"].set(ready)
         self._usage.set(scheduler.pool.usage)
         counts = scheduler.counts
         _raise_to(self._queries, counts.queries)

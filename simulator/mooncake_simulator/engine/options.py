@@ -91,6 +91,24 @@ class EngineOptions:
     unknown_flags: tuple[str, ...] = ()
 
 
+def _tokens(text: str) -> int:
+    """A number of tokens as vLLM writes it: 131072, 128k (thousands) or 128K (1024s)."""
+    factors = {"k": 1000, "K": 1024, "m": 1000**2, "M": 1024**2}
+    if text[-1:] in factors:
+        return int(float(text[:-1]) * factors[text[-1]])
+    return int(text)
+
+
+def _json_object(text: str) -> dict[str, Any]:
+    try:
+        document = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise argparse.ArgumentTypeError(f"not JSON: {error}") from error
+    if not isinstance(document, dict):
+        raise argparse.ArgumentTypeError("must be a JSON object")
+    return document
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m mooncake_simulator.engine",
@@ -103,7 +121,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--host", default="0.0.0.0")
     add("--port", type=int, default=8000)
     add("--block-size", type=int, default=16)
-    add("--max-model-len", type=int, help="default: what fits into the KV cache, at most 131072")
+    add("--max-model-len", type=_tokens, help="default: what fits into the KV cache, at most 131072")
     add("--max-num-seqs", type=int, default=256)
     add("--max-num-batched-tokens", type=int, default=8192)
     add("--max-num-queued-reqs", type=int)
@@ -112,8 +130,8 @@ def _parser() -> argparse.ArgumentParser:
     add("--enable-prompt-tokens-details", action="store_true")
     add("--enable-prefix-caching", action=argparse.BooleanOptionalAction, default=True)
     add("--enable-server-load-tracking", action="store_true")
-    add("--kv-events-config", type=json.loads, default={})
-    add("--kv-transfer-config", type=json.loads, default={})
+    add("--kv-events-config", type=_json_object, default={}, metavar="JSON")
+    add("--kv-transfer-config", type=_json_object, default={}, metavar="JSON")
     add("--shutdown-timeout", type=float, default=0.0, help="wall seconds running requests get on SIGTERM")
     add("--profile", default="llama3-70b-8xa800", help="hardware and model whose speed is simulated")
     add("--time-scale", type=float, default=1.0, help="model seconds per wall second")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -153,9 +154,12 @@ def codec_for(model: str) -> TextCodec:
 
 
 def _compile(source: str) -> jinja2.Template:
-    environment = jinja2.sandbox.ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
+    environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+    )
     environment.filters["tojson"] = lambda value, **options: json.dumps(value, ensure_ascii=False, **options)
     environment.globals["raise_exception"] = _raise
+    environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
     return environment.from_string(source)
 
 
@@ -175,6 +179,7 @@ def _render(
         return template.render(
             messages=[_with_plain_content(message) for message in messages],
             tools=tools,
+            documents=None,
             add_generation_prompt=add_generation_prompt,
             **special,
             **template_arguments,

@@ -10,8 +10,8 @@ import sys
 from collections.abc import Awaitable, Callable
 
 import uvloop
-from mooncake_core.profiles import PROFILES
 
+from mooncake_core.profiles import PROFILES
 from mooncake_simulator.store.directory import Directory
 from mooncake_simulator.store.master import Master
 from mooncake_simulator.store.node import Node

@@ -7,7 +7,6 @@ import logging
 import uuid
 
 from mooncake_core.profiles import Profile
-
 from mooncake_simulator.engine.clock import ModelClock
 from mooncake_simulator.engine.http_client import CallError, HttpClient
 from mooncake_simulator.engine.http_server import Exchange, HttpServer, Request

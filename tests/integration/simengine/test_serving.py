@@ -193,6 +193,28 @@ def test_faults_come_and_go_on_demand(engine: SimulatedProcess) -> None:
     assert (wrong.status_code, "explode" in wrong.text) == (400, True)
 
 
+def test_a_stalled_engine_stands_still_and_then_goes_on(engine: SimulatedProcess) -> None:
+    engine.post("/simulator/faults", {"stall_s": 0.7})
+    started = time.monotonic()
+    assert engine.post("/v1/completions", {"prompt": "x", "max_tokens": 2}).status_code == 200
+    assert time.monotonic() - started >= 0.6
+
+
+def test_a_hanging_engine_takes_requests_and_never_answers(engine: SimulatedProcess) -> None:
+    engine.post("/simulator/faults", {"hang": True})
+    with pytest.raises(httpx.ReadTimeout):
+        engine.post("/v1/completions", {"prompt": "x"}, timeout_s=0.3)
+    engine.post("/simulator/faults", {"hang": False})
+    assert engine.post("/v1/completions", {"prompt": "x"}).status_code == 200
+
+
+def test_only_prefill_legs_fail_when_prefill_was_told_to(engine: SimulatedProcess) -> None:
+    engine.post("/simulator/faults", {"fail_prefill": 1})
+    leg = {"prompt": "x", "max_tokens": 1, "kv_transfer_params": {"do_remote_decode": True}}
+    answers = [engine.post("/v1/completions", body).status_code for body in ({"prompt": "x"}, leg, leg)]
+    assert answers == [200, 500, 200]
+
+
 def test_an_engine_told_to_die_in_the_middle_breaks_its_streams(simulated: Simulated) -> None:
     victim = simulated.engine()
     victim.post("/simulator/faults", {"die_after_tokens": 5})

@@ -120,21 +120,33 @@ class SchedulerMachine(RuleBasedStateMachine):
             assert sum(item.tokens for item in self.step.work) <= 7
         alive = [one for one in self.sequences if one.state is not State.FINISHED]
         loading = [one for one in self.scheduler.loading.values() if one.state is not State.FINISHED]
-        known = [*self.scheduler.waiting, *self.scheduler.running, *loading]
+        known = [*self.scheduler.waiting, *self.scheduler.ready, *self.scheduler.running, *loading]
         assert sorted(one.id for one in alive) == sorted(one.id for one in known)
         for one in alive:
             assert len(one.blocks) * SIZE >= one.computed
 
     def teardown(self) -> None:
+        """When every transfer ends and every puller comes, all that is left is served."""
         if self.step is not None:
             self.scheduler.complete(self.step)
-        for one in self.sequences:
-            self.scheduler.finish(one, "abort")
-        for one in list(self.scheduler.loading.values()):
-            self.scheduler.loaded(one, 0)
-        for name in list(self.scheduler.held):
-            self.scheduler.release_held(name)
+        while self.scheduler.unfinished or self.scheduler.held:
+            before = self.progress()
+            for one in list(self.scheduler.loading.values()):
+                self.scheduler.loaded(one, 0)
+            for name in list(self.scheduler.held):
+                self.scheduler.release_held(name)
+            for one in self.sequences:
+                self.connector.external[one.id] = 0
+            self.scheduler.complete(self.scheduler.plan())
+            assert self.progress() != before
         assert self.scheduler.pool.free_blocks == BLOCKS - 1
+
+    def progress(self) -> list[int]:
+        return [
+            self.scheduler.unfinished,
+            len(self.scheduler.held),
+            *(one.computed for one in self.sequences),
+        ]
 
 
 TestScheduler = SchedulerMachine.TestCase

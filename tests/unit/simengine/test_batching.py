@@ -169,6 +169,23 @@ def test_generation_ends_where_the_context_ends() -> None:
     assert emissions[-1].finish_reason == "length"
 
 
+def test_sequences_whose_kv_has_arrived_go_before_one_that_was_preempted() -> None:
+    connector = External(0)
+    one = scheduler(blocks=9, connector=connector, max_model_len=28)
+    growing = sequence("growing", range(12), output=16)
+    one.add(growing)
+    one.complete(one.plan())
+    connector.tokens = 16
+    arriving = sequence("arriving", range(100, 116), output=2)
+    one.add(arriving)
+    one.complete(one.plan())
+    while growing.state is State.RUNNING:
+        one.complete(one.plan())
+    assert growing.preemptions == 1
+    one.loaded(arriving, 16)
+    assert [item.sequence.id for item in one.plan().work][:1] == ["arriving"]
+
+
 def test_salts_keep_prefixes_apart() -> None:
     one = scheduler()
     one.add(sequence("a", range(16), salt="x"))
