@@ -13,9 +13,10 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "lib"))
 
-from mooncake_testing.redis import start_redis
 from query import SIZES, compare
 from residency import Figures, measure_redis
+
+from mooncake_testing.redis import start_redis
 
 ROWS = {
     "bytes_per_block": ("bytes a block, one holder", 20.0),
@@ -63,7 +64,7 @@ def main() -> int:
     for tokens in SIZES:
         theirs = "missing" if missing else _number(dynamo[tokens])
         print(f"{f'{tokens:,} tokens':<52}{_number(ours[tokens]):>10}{theirs:>10}")
-    print("(ours: a bare handler over the index on Redis; Dynamo's: Rust, in its own memory)")
+    print("(ours: the admin port of a scheduler, index on Redis; Dynamo's: Rust, in its own memory)")
     if missing:
         print(f"dynamo.indexer is missing: {dynamo}")
     print()

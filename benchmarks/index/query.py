@@ -7,7 +7,9 @@ import os
 import socket
 import subprocess
 import sys
+import tempfile
 import time
+import urllib.request
 from array import array
 from contextlib import ExitStack, closing
 from pathlib import Path
@@ -16,15 +18,18 @@ from statistics import median
 from typing import Any
 
 import zmq
+
 from mooncake_core.blocks import extend_keys
 from mooncake_core.events import BlockStored, EventBatch, decode_batch, encode_batch
 from mooncake_core.events.framing import Message, publication
 from mooncake_core.index import RedisIndex, Source, Stored, Tier
+from mooncake_core.registry import Instance, Role
+from mooncake_core.registry.redis import RedisRegistry
 from mooncake_core.resp import RespClient
 
 PEER = "ai-dynamo-runtime==1.6.1"
 ENVIRONMENT = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "mooncake" / "bench-dynamo"
-NAMESPACE = "bench-query/model/16"
+NAMESPACE = "bench-query"
 BLOCK_SIZE = 16
 PROMPT_TOKENS = 131_072
 SIZES = (64, 4096, PROMPT_TOKENS)
@@ -106,11 +111,19 @@ def events_of(tokens: list[int]) -> list[bytes]:
 
 
 async def feed_ours(url: str, streams: dict[int, list[bytes]]) -> None:
+    """What the sidecars of these engines do: register, and bring the events to the index."""
     client = RespClient(url)
     await client.connect()
     index = RedisIndex(client, namespace=NAMESPACE, write_timeout_s=10)
+    registry = RedisRegistry(url, namespace=NAMESPACE, ttl_s=3600)
     for instance, payloads in streams.items():
-        source = Source(str(instance), 1)
+        registered = await registry.register(
+            Instance(
+                id=str(instance), role=Role.BOTH, url="http://127.0.0.1:9", cluster="bench", model="model",
+                block_size_tokens=BLOCK_SIZE, kv_capacity_tokens=1 << 20, max_model_len_tokens=1 << 18,
+            )
+        )  # fmt: skip
+        source = Source(registered.id, registered.epoch)
         await index.attach(source)
         last = None
         for sequence, payload in enumerate(payloads):
@@ -118,6 +131,7 @@ async def feed_ours(url: str, streams: dict[int, list[bytes]]) -> None:
                 keys = extend_keys(last, event.token_ids, event.block_size)
                 await index.apply(source, [Stored(keys, event.medium)], sequence)
                 last = keys[-1]
+    await registry.close()
     await client.close()
 
 
@@ -141,7 +155,7 @@ def feed_dynamo(
 
 def matched(answer: bytes) -> dict[int, int]:
     body: dict[str, Any] = json.loads(answer)
-    instances = body.get("instances", body)
+    instances = body["instances"] if "instances" in body else body["default"]
     return {int(name): entry["longest_matched"] for name, entry in instances.items()}
 
 
@@ -166,11 +180,27 @@ def query_ms(client: RawClient, body: bytes) -> float:
 
 
 def start_ours(stack: ExitStack, redis_url: str) -> RawClient:
-    script = Path(__file__).with_name("query_server.py")
-    server = subprocess.Popen([sys.executable, str(script), redis_url, NAMESPACE], stdout=subprocess.PIPE)
+    """A scheduler process, as it serves a cluster; `/query` is on its admin port."""
+    serving, admin = free_port(), free_port()
+    config = {
+        "cluster": "bench", "model": "model", "namespace": NAMESPACE, "redis_url": redis_url,
+        "serving": {"host": "127.0.0.1", "port": serving}, "admin": {"host": "127.0.0.1", "port": admin},
+        "log_level": "error",
+    }  # fmt: skip
+    folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-index-"))
+    path = Path(folder) / "scheduler.json"
+    path.write_text(json.dumps(config))
+    server = subprocess.Popen([sys.executable, "-m", "mooncake_scheduler", "--config", str(path)])
     stack.callback(_end, server)
-    assert server.stdout is not None
-    return stack.enter_context(closing(RawClient(int(server.stdout.readline()))))
+    deadline = time.monotonic() + 30
+    while True:
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{admin}/readyz", timeout=1):
+                return stack.enter_context(closing(RawClient(admin)))
+        except OSError as error:  # refused, or 503 while it does not know its instances yet
+            if server.poll() is not None or time.monotonic() > deadline:
+                raise RuntimeError(f"the scheduler does not become ready: {error}") from None
+            time.sleep(0.1)
 
 
 def start_dynamo(stack: ExitStack) -> RawClient:
@@ -191,8 +221,6 @@ def start_dynamo(stack: ExitStack) -> RawClient:
 def _end(process: subprocess.Popen[bytes]) -> None:
     process.terminate()
     process.wait(10)
-    if process.stdout is not None:
-        process.stdout.close()
 
 
 async def compare(redis_url: str) -> tuple[dict[int, float], dict[int, float] | PeerMissingError]:

@@ -4,6 +4,7 @@ from collections.abc import AsyncIterator, Iterator
 from random import Random
 
 import pytest
+
 from mooncake_core.index import Depth, RedisIndex, Removed, SlotsExhaustedError, Source, Stored, Tier
 from mooncake_core.registry import StaleEpochError
 from mooncake_core.resp import DeadlineError, RespClient, UnavailableError

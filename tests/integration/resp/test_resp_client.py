@@ -2,6 +2,7 @@ import asyncio
 from collections.abc import AsyncIterator
 
 import pytest
+
 from mooncake_core.resp import Address, DeadlineError, ReplyError, RespClient, Script
 from mooncake_testing.redis import RedisServer, start_redis
 
