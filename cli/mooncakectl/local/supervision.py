@@ -187,8 +187,10 @@ class ContainerSupervisor:
     async def _watch_readiness(self, probe: ProbeSpec) -> None:
         tracker = ProbeTracker(probe)
         await asyncio.sleep(probe.initial_delay_s)
-        while True:
+        while self._ending is None:
             problem = await self._prober.check(self.spec, probe.action, probe.timeout_s)
+            if self._ending is not None:
+                return  # It may well answer while it ends, but it is not there for anyone any more.
             ready = tracker.observe(problem is None) is Verdict.PASSING
             if ready != self.status.ready:
                 self._event("is ready" if ready else f"is not ready any more: {problem}")

@@ -21,29 +21,27 @@ def snapshot_tables(snapshot: Snapshot, pods: Sequence[PodStatus] = ()) -> Rende
     known = {row.id for row in snapshot.instances}
     others = [pod for pod in pods if not pod.ready or (pod.name not in known and pod.restarts)]
     if others:
-        parts.append(_pods(others))
-    parts.append(_figures(snapshot))
+        parts += [Text(), _pods(others)]
+    parts += [Text(), _figures(snapshot)]
     parts += [Text(problem, style="yellow") for problem in snapshot.problems]
     return Group(*parts)
 
 
 def _instances(rows: Sequence[InstanceRow]) -> Table:
-    table = Table(title="instances", title_justify="left", box=None, pad_edge=False, header_style="bold")
+    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
     for heading in ("INSTANCE", "ROLE", "STATE"):
-        table.add_column(heading)
-    for heading in ("REQUESTS", "QUEUED s", "BATCH", "KV TOKENS", "KV %", "HIT %"):
-        table.add_column(heading, justify="right")
-    table.add_column("CONDITIONS")
+        table.add_column(heading, no_wrap=True)
+    for heading in ("REQUESTS", "QUEUE", "BATCH", "KV", "HIT RATE"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_column("")
     for row in rows:
-        state = Text(row.state, style=_STATE_STYLES.get(row.state, ""))
         table.add_row(
             row.id,
             row.role,
-            state,
+            Text(row.state, style=_STATE_STYLES.get(row.state, "")),
             str(row.requests),
-            _number(row.queued_s, "{:.2f}"),
+            _number(row.queued_s, "{:.2f} s"),
             _number(row.batch, "{:.0f}"),
-            _number(row.kv_tokens, "{:,.0f}"),
             _percent(row.kv_share),
             _percent(row.token_hit_rate),
             Text(", ".join(row.conditions), style="yellow"),
@@ -54,7 +52,7 @@ def _instances(rows: Sequence[InstanceRow]) -> Table:
 
 
 def _pods(pods: Sequence[PodStatus]) -> Table:
-    table = Table(title="pods", title_justify="left", box=None, pad_edge=False, header_style="bold")
+    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
     for heading in ("POD", "READY", "RESTARTS", "WHY"):
         table.add_column(heading)
     for pod in pods:
@@ -69,7 +67,7 @@ def _figures(snapshot: Snapshot) -> Table:
     table.add_column()
     table.add_row("TTFT", _latency(snapshot.ttft, scale=1, unit="s"))
     table.add_row("TBT", _latency(snapshot.tbt, scale=1000, unit="ms"))
-    table.add_row("hit rate", f"{_percent(snapshot.token_hit_rate)} % of prompt tokens")
+    table.add_row("hit rate", f"{_percent(snapshot.token_hit_rate)} of prompt tokens")
     refused = ", ".join(f"{reason} {count}" for reason, count in sorted(snapshot.refused.items()) if count)
     total = f"{sum(snapshot.refused.values())}" + (f" ({refused})" if refused else "")
     ended = f"{snapshot.completed} completed, {snapshot.failed} failed"
@@ -94,4 +92,4 @@ def _number(value: float | None, form: str) -> str:
 
 
 def _percent(share: float | None) -> str:
-    return _number(None if share is None else share * 100, "{:.1f}")
+    return _number(None if share is None else share * 100, "{:.1f} %")

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -99,7 +99,7 @@ def all_gone(pids: list[int], timeout_s: float = 10) -> bool:
     return False
 
 
-def test_up_serves_is_watched_explains_itself_and_leaves_nothing(manifest: Path, tmp_path: Path) -> None:
+def test_up_serves_is_watched_explains_itself_and_drains_on_ctrl_c(manifest: Path, tmp_path: Path) -> None:
     with up(manifest) as (program, addresses):
         body = {"model": "tiny", "prompt": list(range(1, 1500)), "max_tokens": 8}
         answer = httpx.post(f"{addresses['endpoint']}/v1/completions", json=body, timeout=30, trust_env=False)
@@ -126,13 +126,35 @@ def test_up_serves_is_watched_explains_itself_and_leaves_nothing(manifest: Path,
 
         processes = recorded_processes(tmp_path / "state")
         assert len(processes) >= 5
-        program.send_signal(signal.SIGINT)
+        assert stream_over_interrupts(program, addresses["endpoint"], 1)
         assert program.wait(60) == 0
         assert all_gone(processes)
         assert not (tmp_path / "state" / "mooncake" / "whole" / "state.json").exists()
 
 
-def test_after_kill_9_a_second_up_serves_and_nothing_of_the_first_is_left(
+def stream_over_interrupts(program: subprocess.Popen[str], endpoint: str, interrupts: int) -> bool:
+    """Whether a stream comes to its own end although Ctrl-C was pressed so many times meanwhile."""
+    body = {"model": "tiny", "prompt": [1] * 600, "max_tokens": 3000, "ignore_eos": True, "stream": True}
+    url = f"{endpoint}/v1/completions"
+    with httpx.stream("POST", url, json=body, timeout=60, trust_env=False) as stream:
+        lines = stream.iter_lines()
+        assert next(lines).startswith("data: ")
+        for _ in range(interrupts):
+            program.send_signal(signal.SIGINT)
+            time.sleep(0.5)
+        return any('"finish_reason":"length"' in line for line in rest_of(lines))
+
+
+def rest_of(lines: Iterator[str]) -> list[str]:
+    """What still arrives of a stream, also when it is cut."""
+    rest = []
+    with suppress(httpx.HTTPError):
+        for line in lines:
+            rest.append(line)
+    return rest
+
+
+def test_after_kill_9_a_second_up_serves_and_ctrl_c_twice_ends_it_at_once(
     manifest: Path, tmp_path: Path
 ) -> None:
     with up(manifest) as (program, _):
@@ -143,8 +165,10 @@ def test_after_kill_9_a_second_up_serves_and_nothing_of_the_first_is_left(
         with up(manifest) as (again, addresses):
             answer = httpx.get(f"{addresses['endpoint']}/v1/models", timeout=30, trust_env=False)
             assert answer.json()["data"][0]["id"] == "tiny"
-            again.send_signal(signal.SIGTERM)
+            second = recorded_processes(tmp_path / "state")
+            assert not stream_over_interrupts(again, addresses["endpoint"], 2)
             assert again.wait(60) == 0
+            assert all_gone(second)
 
 
 def test_the_demo_loses_nothing_and_reuses_what_was_computed(manifest: Path, tmp_path: Path) -> None:

@@ -6,9 +6,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
+
 from mooncakectl.app import build_app
 from mooncakectl.console import CommandError
-from typer.testing import CliRunner
 
 GOOD = """
 apiVersion: mooncake.io/v1alpha1

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
+
 from mooncakectl.local.expansion import MountPaths, expand
 
 names = st.from_regex(r"[A-Z_][A-Z0-9_]{0,8}", fullmatch=True)

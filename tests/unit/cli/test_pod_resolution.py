@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from mooncake_testing.pods import pod
 from mooncakectl.local import Folders, LocalRuntimeError, PodUnsupportedError, World
 from mooncakectl.local.containers import ContainerKind, PodSpec, RestartPolicy

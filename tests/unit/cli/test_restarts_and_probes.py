@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from mooncakectl.local import PodUnsupportedError
 from mooncakectl.local.backoff import RestartBackoff
 from mooncakectl.local.probes import (
