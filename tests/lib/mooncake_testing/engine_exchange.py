@@ -8,6 +8,7 @@ by their types. Two engines behave alike towards a router when their facts are t
 from __future__ import annotations
 
 import json
+import random
 import re
 import struct
 import time
@@ -20,13 +21,11 @@ from typing import Any
 import msgspec
 import zmq
 
-PROMPT = [(7 * n) % 300 + 10 for n in range(200)]
-OTHER_PROMPT = [(11 * n) % 300 + 10 for n in range(100)]
 # Values that belong to the protocol; every other string becomes its type.
 WORDS = {
-    "text_completion", "chat.completion", "chat.completion.chunk", "list", "model", "assistant", "user", "tiny",
-    "length", "stop", "GPU", "BlockStored", "BlockRemoved", "AllBlocksCleared", "full_attention", "LOCAL",
-    "BadRequestError", "NotFoundError",
+    "text_completion", "chat.completion", "chat.completion.chunk", "list", "model", "assistant", "user",
+    "tiny", "length", "stop", "GPU", "BlockStored", "BlockRemoved", "AllBlocksCleared", "full_attention",
+    "LOCAL", "BadRequestError", "NotFoundError",
 }  # fmt: skip
 HEADERS = ("content-type", "transfer-encoding", "retry-after")
 
@@ -90,10 +89,21 @@ def facts_of(pair: EnginePair, model: str = "tiny") -> set[str]:
     return facts
 
 
+def _prompt(number: int, count: int) -> list[int]:
+    chance = random.Random(number)
+    return [chance.randrange(10, 390) for _ in range(count)]
+
+
 def _http_steps(pair: EnginePair, model: str) -> Iterator[tuple[str, Answer]]:
     prefill, decode = pair.prefill_url, pair.decode_url
     completions = f"{prefill}/v1/completions"
-    plain = {"model": model, "prompt": PROMPT, "max_tokens": 4, "temperature": 0, "ignore_eos": True}
+    plain = {
+        "model": model,
+        "prompt": _prompt(100, 200),
+        "max_tokens": 4,
+        "temperature": 0,
+        "ignore_eos": True,
+    }
     chat = {
         "model": model, "messages": [{"role": "user", "content": "a question"}], "max_tokens": 4,
         "temperature": 0, "ignore_eos": True,
@@ -117,7 +127,7 @@ def _http_steps(pair: EnginePair, model: str) -> Iterator[tuple[str, Answer]]:
     yield "request_id", call(completions, plain, headers={"X-Request-Id": "mine"})
     yield "not_json", call(completions, b"{")
     yield "unknown_model", call(completions, {**plain, "model": "nobody"})
-    yield "too_long", call(completions, {**plain, "prompt": PROMPT * 20})
+    yield "too_long", call(completions, {**plain, "prompt": _prompt(101, 4000)})
     yield "negative", call(completions, {**plain, "max_tokens": -1})
     yield "min_above_max", call(completions, {**plain, "min_tokens": 9})
     yield "no_prompt", call(completions, {"model": model, "max_tokens": 1})
@@ -127,7 +137,7 @@ def _http_steps(pair: EnginePair, model: str) -> Iterator[tuple[str, Answer]]:
     yield "bootstrap", bootstrap
     engine_id = bootstrap.json()["0"]["engine_id"]
     first = {"do_remote_decode": True, "do_remote_prefill": False, "transfer_id": "xfer-exchange"}
-    prompt = {**plain, "prompt": OTHER_PROMPT}
+    prompt = {**plain, "prompt": _prompt(102, 100)}
     yield "prefill_leg", call(completions, {**prompt, "max_tokens": 1, "kv_transfer_params": first})
     second = {
         "do_remote_decode": False, "do_remote_prefill": True, "transfer_id": "xfer-exchange",
@@ -135,6 +145,9 @@ def _http_steps(pair: EnginePair, model: str) -> Iterator[tuple[str, Answer]]:
     }  # fmt: skip
     decode_completions = f"{decode}/v1/completions"
     yield "decode_leg", call(decode_completions, {**prompt, "kv_transfer_params": second, **with_usage})
+    for number in range(8):
+        # More than the cache holds, so that the oldest blocks have to go.
+        yield "filling", call(completions, {**plain, "prompt": _prompt(number, 1500), "max_tokens": 1})
     unknown = {**second, "transfer_id": "xfer-none", "remote_engine_id": "nobody"}
     yield "decode_of_unknown_engine", call(decode_completions, {**plain, "kv_transfer_params": unknown})
 
@@ -154,7 +167,8 @@ def _stream_facts(name: str, text: str) -> Iterator[str]:
     events = [event for event in text.split("\n\n") if event]
     yield f"{name}.ends: {events[-1]}"
     documents = [json.loads(event.removeprefix("data: ")) for event in events[:-1]]
-    yield f"{name}.chunks_with_text: {sum(bool(d['choices']) for d in documents)}"
+    # A busy engine may put several tokens into one chunk: that there are chunks is a fact, how many is not.
+    yield f"{name}.has_text: {any(d['choices'] for d in documents)}"
     for place, document in (("first", documents[0]), ("last", documents[-1])):
         yield from _shape(f"{name}.{place}", document)
     for document in documents[1:-1]:

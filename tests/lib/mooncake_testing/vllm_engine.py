@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from mooncake_testing.engine_exchange import EnginePair
 from mooncake_testing.vllm_environment import EngineEnvironment
 
 MODEL_MAKER = Path(__file__).parents[2] / "engines" / "make_tiny_model.py"
@@ -83,10 +84,10 @@ class VllmEngine:
         if self.bootstrap_port:
             variables["VLLM_MOONCAKE_BOOTSTRAP_PORT"] = str(self.bootstrap_port)
         variables["VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT"] = "20"
-        self.process = subprocess.Popen(
-            self.command(), env=variables, stdout=self.log.open("ab"), stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )  # fmt: skip
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(
+                self.command(), env=variables, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
+            )
 
     def wait_ready(self) -> None:
         """Until /health answers 200, or raise with the end of the log."""
@@ -111,3 +112,21 @@ class VllmEngine:
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
         self.process = None
+
+
+@dataclass(frozen=True)
+class VllmPair:
+    """A running prefill and decode engine."""
+
+    prefill: VllmEngine
+    decode: VllmEngine
+
+    def addresses(self) -> EnginePair:
+        """Where the scripted exchange finds them."""
+        return EnginePair(
+            prefill_url=self.prefill.url,
+            decode_url=self.decode.url,
+            bootstrap_url=f"http://127.0.0.1:{self.prefill.bootstrap_port}",
+            events_endpoint=f"tcp://127.0.0.1:{self.prefill.events_port}",
+            replay_endpoint=f"tcp://127.0.0.1:{self.prefill.replay_port}",
+        )
