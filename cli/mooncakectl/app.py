@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import importlib.metadata
-import importlib.util
 from typing import Annotated
 
 import typer
@@ -32,16 +31,8 @@ def build_app() -> typer.Typer:
     )
     app.callback()(_global_options)
     for module in _COMMANDS:
-        if _exists(module):
-            importlib.import_module(module).register(app)
+        importlib.import_module(module).register(app)
     return app
-
-
-def _exists(module: str) -> bool:
-    try:
-        return importlib.util.find_spec(module) is not None
-    except ModuleNotFoundError:
-        return False
 
 
 def _print_version(wanted: bool) -> None:

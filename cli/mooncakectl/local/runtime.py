@@ -81,6 +81,15 @@ class LocalRuntime:
         """
         self.folders.make()
         self._lock.__enter__()
+        try:
+            self._begin()
+        except BaseException:
+            self._lock.__exit__(None, None, None)
+            raise
+        self._tasks.add(asyncio.create_task(self._bound_logs()))
+        return self
+
+    def _begin(self) -> None:
         if (earlier := self._file.load()) is not None:
             self.leftovers_ended = end_leftovers(earlier)
             self.folders.make()
@@ -98,8 +107,6 @@ class LocalRuntime:
         self._machine = Machine(self.folders, self._record.run_id, on_processes=self._save_processes)
         self._machine.keep_logs_of_last_run()
         self._prober = Prober(self._machine)
-        self._tasks.add(asyncio.create_task(self._bound_logs()))
-        return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

@@ -19,11 +19,19 @@ def decision_view(decision: Mapping[str, Any]) -> RenderableType:
     placement = decision.get("placement") or {}
     parts: list[RenderableType] = [_headline(decision, placement)]
     if considered := placement.get("considered"):
-        parts.append(_prefill_candidates(considered, _id(placement.get("prefill"))))
+        parts += _titled(
+            "considered for prefill, in model seconds",
+            _prefill_candidates(considered, _id(placement.get("prefill"))),
+        )
     if considered := placement.get("considered_decode"):
-        parts.append(_decode_candidates(considered, _id(placement.get("decode"))))
+        parts += _titled(
+            "considered for decode, at the moment the request would arrive there",
+            _decode_candidates(considered, _id(placement.get("decode"))),
+        )
     if placement:
-        parts.append(_predicted_against_measured(decision, placement))
+        parts += _titled(
+            "predicted against measured, in model seconds", _predicted_against_measured(decision, placement)
+        )
     return Group(*parts)
 
 
@@ -49,7 +57,7 @@ def _headline(decision: Mapping[str, Any], placement: Mapping[str, Any]) -> Text
 
 
 def _prefill_candidates(considered: Iterable[Mapping[str, Any]], chosen: str) -> Table:
-    table = _table("considered for prefill, in model seconds")
+    table = _table()
     for heading in ("INSTANCE", "PREFIX", "FETCH", "QUEUE", "TRANSFER", "PREFILL", "= TTFT"):
         table.add_column(heading, justify="left" if heading == "INSTANCE" else "right")
     for one in considered:
@@ -60,7 +68,7 @@ def _prefill_candidates(considered: Iterable[Mapping[str, Any]], chosen: str) ->
 
 
 def _decode_candidates(considered: Iterable[Mapping[str, Any]], chosen: str) -> Table:
-    table = _table("considered for decode, at the moment the request would arrive there")
+    table = _table()
     for heading in ("INSTANCE", "BATCH", "KV TOKENS", "TBT"):
         table.add_column(heading, justify="left" if heading == "INSTANCE" else "right")
     for one in considered:
@@ -70,7 +78,7 @@ def _decode_candidates(considered: Iterable[Mapping[str, Any]], chosen: str) -> 
 
 
 def _predicted_against_measured(decision: Mapping[str, Any], placement: Mapping[str, Any]) -> Table:
-    table = _table("predicted against measured, in model seconds")
+    table = _table()
     for heading in ("", "PREDICTED", "MEASURED"):
         table.add_column(heading, justify="right" if heading else "left")
     for title, name in _COMPARED:
@@ -78,8 +86,13 @@ def _predicted_against_measured(decision: Mapping[str, Any], placement: Mapping[
     return table
 
 
-def _table(title: str) -> Table:
-    return Table(title=f"\n{title}", title_justify="left", box=None, pad_edge=False, header_style="bold")
+def _titled(title: str, table: Table) -> list[RenderableType]:
+    # Not the table's own title, which would be folded to the table's width.
+    return [Text(f"\n{title}", style="italic"), table]
+
+
+def _table() -> Table:
+    return Table(box=None, pad_edge=False, header_style="bold")
 
 
 def _marked(candidate: Mapping[str, Any], chosen: str) -> Text:

@@ -28,12 +28,13 @@ def snapshot_tables(snapshot: Snapshot, pods: Sequence[PodStatus] = ()) -> Rende
 
 
 def _instances(rows: Sequence[InstanceRow]) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+    table = Table(box=None, pad_edge=False, header_style="bold")
     for heading in ("INSTANCE", "ROLE", "STATE"):
         table.add_column(heading, no_wrap=True)
-    for heading in ("REQUESTS", "QUEUE", "BATCH", "KV", "HIT RATE"):
+    for heading in ("REQS", "QUEUE", "BATCH", "KV", "HITS"):
         table.add_column(heading, justify="right", no_wrap=True)
-    table.add_column("")
+    if any(row.conditions for row in rows):
+        table.add_column("CONDITIONS", style="yellow")
     for row in rows:
         table.add_row(
             row.id,
@@ -44,7 +45,7 @@ def _instances(rows: Sequence[InstanceRow]) -> Table:
             _number(row.batch, "{:.0f}"),
             _percent(row.kv_share),
             _percent(row.token_hit_rate),
-            Text(", ".join(row.conditions), style="yellow"),
+            *([", ".join(row.conditions)] if row.conditions else []),
         )
     if not rows:
         table.add_row(Text("none yet", style="dim"))
@@ -52,7 +53,7 @@ def _instances(rows: Sequence[InstanceRow]) -> Table:
 
 
 def _pods(pods: Sequence[PodStatus]) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+    table = Table(box=None, pad_edge=False, header_style="bold")
     for heading in ("POD", "READY", "RESTARTS", "WHY"):
         table.add_column(heading)
     for pod in pods:
