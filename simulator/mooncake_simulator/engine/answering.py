@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import secrets
+from typing import Any
 
 from mooncake_simulator.engine.core import Engine
 from mooncake_simulator.engine.http_server import Exchange
@@ -68,6 +69,7 @@ class Answer:
             f"vllm-{VLLM_VERSION}-{hashlib.sha256(engine.options.model.encode()).hexdigest()[:8]}"
         )
         self._writer = StreamWriter(request, self._fingerprint) if request.stream else None
+        self._cached_remotely = _cached_remotely(request.transfer)
         self._break_after = engine.faults.break_stream_after_tokens
         self._sequence = Sequence(
             # Clients may repeat ids; inside the engine vLLM makes them unique in this form.
@@ -182,4 +184,14 @@ class Answer:
     def _cached(self) -> int | None:
         if not self._engine.options.prompt_tokens_details:
             return None
+        if self._cached_remotely is not None:
+            return self._cached_remotely
         return max(0, self._sequence.cached_tokens)
+
+
+def _cached_remotely(transfer: dict[str, Any] | None) -> int | None:
+    """What the prefill side had cached: vLLM's decode side reports that, where the router hands it on."""
+    if not transfer or not transfer.get("do_remote_prefill"):
+        return None
+    cached = transfer.get("remote_prefill_cached_tokens")
+    return cached if isinstance(cached, int) else None

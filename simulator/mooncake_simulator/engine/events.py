@@ -62,10 +62,17 @@ class EventPublisher:
         """Open the sockets; nothing when events are off.
 
         Raises:
-            zmq.ZMQError: an endpoint cannot be bound.
+            OSError: an endpoint cannot be bound.
         """
         if not self._options.enabled:
             return
+        try:
+            self._open()
+        except zmq.ZMQError as error:
+            endpoints = f"{self._options.endpoint}, {self._options.replay_endpoint}"
+            raise OSError(error.errno, f"KV events ({endpoints}): {error}") from error
+
+    def _open(self) -> None:
         self._context = zmq.asyncio.Context()
         self._pub = self._context.socket(zmq.PUB)
         self._pub.set_hwm(self._options.hwm)

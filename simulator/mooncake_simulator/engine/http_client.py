@@ -30,20 +30,27 @@ class HttpClient:
         """GET a JSON document.
 
         Raises:
-            CallError: the status was not 200.
+            CallError: the status was not 200, or the body no JSON.
             OSError, TimeoutError: nobody answered.
         """
-        return msgspec.json.decode(await self._call("GET", path, b""))
+        body = await self._call("GET", path, b"")
+        try:
+            return msgspec.json.decode(body)
+        except msgspec.DecodeError as error:
+            raise CallError(f"GET {path}: {error}") from error
 
     async def call(self, path: str, value: object, *, timeout_s: float | None = None) -> object:
         """POST a msgpack document and read one.
 
         Raises:
-            CallError: the status was not 200.
+            CallError: the status was not 200, or the body no msgpack.
             OSError, TimeoutError: nobody answered.
         """
         body = await self._call("POST", path, msgspec.msgpack.encode(value), timeout_s)
-        return msgspec.msgpack.decode(body)
+        try:
+            return msgspec.msgpack.decode(body)
+        except msgspec.DecodeError as error:
+            raise CallError(f"POST {path}: {error}") from error
 
     def close(self) -> None:
         """Close the kept connections."""

@@ -86,8 +86,10 @@ async def _run_node(flags: argparse.Namespace) -> None:
 
 def main() -> None:
     """Entry point."""
-    flags = _parser().parse_args()
+    flags, unknown = _parser().parse_known_args()
     logging.basicConfig(level="INFO", format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    if unknown:
+        LOG.warning("flags without a meaning here: %s", " ".join(unknown))
     run = _run_master if flags.command == "master" else _run_node
     try:
         uvloop.run(run(flags))

@@ -50,7 +50,8 @@ def test_the_answer_has_the_fields_of_vllm_and_decode_goes_on_from_them(pair: li
     }
     assert (params["remote_num_tokens"], len(params["remote_block_ids"][0])) == (200, 13)
     answer = target.post("/v1/completions", body(PROMPT, kv_transfer_params=params)).json()
-    assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] == 200
+    assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
+    assert target.metric("vllm:external_prefix_cache_hits_total") == 200
     alone = source.post("/v1/completions", body(PROMPT)).json()
     assert answer["choices"][0]["token_ids"] == alone["choices"][0]["token_ids"]
     assert target.metric("vllm:nixl_xfer_time_seconds_count") == 1

@@ -1,6 +1,7 @@
 """One engine towards its clients."""
 
 import json
+import socket
 import subprocess
 import sys
 import threading
@@ -261,3 +262,12 @@ def test_a_port_in_use_is_said_in_one_line(engine: SimulatedProcess) -> None:
     assert ended.returncode == 1
     assert ended.stderr.startswith("mooncake_simulator.engine: cannot listen: ")
     assert len(ended.stderr.splitlines()) == 1
+
+
+def test_an_events_port_in_use_is_said_by_its_name(simulated: Simulated) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        base = taken.getsockname()[1] - 4
+        with pytest.raises(AssertionError, match=r"cannot listen: .*KV events"):
+            simulated.engine(base=base, events=True)

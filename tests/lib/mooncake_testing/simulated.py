@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -132,6 +133,7 @@ class Simulated:
             if one.process.poll() is None:
                 one.kill()
         self.http.close()
+        shutil.rmtree(self.folder, ignore_errors=True)
 
     def engine(
         self,

@@ -15,6 +15,8 @@ import uuid
 from typing import Any
 from urllib.parse import urlsplit
 
+import msgspec
+
 from mooncake_simulator.engine.connectors.base import EngineHandle, KvConnector
 from mooncake_simulator.engine.connectors.receiving import PeerLostError, PullError, let_go, pull
 from mooncake_simulator.engine.connectors.sending import Staging
@@ -29,6 +31,11 @@ LOG = logging.getLogger(__name__)
 
 _REMOTE_FIELDS = ("remote_engine_id", "remote_bootstrap_addr", "transfer_id")
 _BOOTSTRAP_TIMEOUT_S = 0.4
+
+
+class _BootstrapEntry(msgspec.Struct):
+    engine_id: str
+    worker_addr: dict[str, dict[str, str]]
 
 
 class _RegistrationError(Exception):
@@ -159,12 +166,15 @@ class MooncakeConnector(KvConnector):
             answer = await client.get_json("/query")
         finally:
             client.close()
-        assert isinstance(answer, dict)
-        for entry in answer.values():
-            if entry.get("engine_id") == engine_id:
-                address = urlsplit(entry["worker_addr"]["0"]["0"])
+        try:
+            entries = msgspec.convert(answer, dict[str, _BootstrapEntry])
+        except msgspec.ValidationError as error:
+            raise ValueError(f"{bootstrap}/query: {error}") from error
+        for entry in entries.values():
+            if entry.engine_id == engine_id:
+                address = urlsplit(entry.worker_addr.get("0", {}).get("0", ""))
                 if address.hostname is None or address.port is None:
-                    raise ValueError(f"{bootstrap}/query: no host and port in {entry['worker_addr']}")
+                    raise ValueError(f"{bootstrap}/query: no address of rank 0 in {entry.worker_addr}")
                 self._peers[engine_id] = (address.hostname, address.port)
                 return self._peers[engine_id]
         raise PullError(f"engine {engine_id} is not registered at {bootstrap}")

@@ -22,7 +22,7 @@ from mooncake_simulator.engine.connectors.base import EngineHandle, KvConnector
 from mooncake_simulator.engine.http_client import CallError, HttpClient
 from mooncake_simulator.engine.options import ConnectorOptions, EngineOptions, OptionsError
 from mooncake_simulator.engine.pool import Stored
-from mooncake_simulator.engine.sequence import Sequence
+from mooncake_simulator.engine.sequence import Sequence, State
 from mooncake_simulator.store import calls
 from mooncake_simulator.store.node import Node
 from mooncake_simulator.store.sizes import SizeError, parse_size
@@ -174,8 +174,9 @@ class MooncakeStoreConnector(KvConnector):
                 "store: lookup failed, %s is computed: %s", sequence.id, error or type(error).__name__
             )
         self._metrics.record("lookup_exists", ok, len(keys), 0, time.monotonic() - started)
-        self._hit_blocks[sequence.id] = hit
-        self.engine.wake()
+        if sequence.state is not State.FINISHED:
+            self._hit_blocks[sequence.id] = hit
+            self.engine.wake()
 
     async def _fetch(self, sequence: Sequence, first: int, end: int) -> None:
         started = time.monotonic()
