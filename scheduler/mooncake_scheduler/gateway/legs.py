@@ -151,7 +151,7 @@ class StreamLeg(Leg):
             and not self.error_status
         ):
             self._begin(data)
-        else:
+        elif not self.error_status:
             super().body(data)
 
     def _begin(self, data: bytes) -> None:

@@ -78,6 +78,7 @@ class Placer:
         whole: bool,
         excluded: Collection[str] = (),
         again: bool = False,
+        degraded: bool = True,
     ) -> tuple[Placement, World]:
         """Choose instances and reserve them.
 
@@ -87,6 +88,8 @@ class Placer:
             whole: one engine must serve it from start to end.
             excluded: ids that must not be chosen.
             again: it was admitted before: it is not refused any more.
+            degraded: without prefill instances an engine that decodes may do it all. Not where they are
+                merely full: decode would be slowed down for everybody.
 
         Returns:
             The placement, and the world it was chosen from (for `explain`).
@@ -95,7 +98,7 @@ class Placer:
             ErrorAnswer: 503 without an instance; 429 when it is refused.
         """
         for _ in range(2):
-            decision, world = self._decide(ask, depths, whole=whole, excluded=excluded)
+            decision, world = self._decide(ask, depths, whole=whole, excluded=excluded, degraded=degraded)
             placement = self._admitted(decision, world, again=again)
             limits = Limits() if again else self.conductor.limits(ask, placement, world)
             reservation = self.conductor.reservation(ask, placement, world.now_s)
@@ -158,7 +161,7 @@ class Placer:
         return replace(placement, considered=seen.considered, considered_decode=seen.considered_decode)
 
     def _decide(
-        self, ask: Ask, depths: Mapping[str, Depth], *, whole: bool, excluded: Collection[str]
+        self, ask: Ask, depths: Mapping[str, Depth], *, whole: bool, excluded: Collection[str], degraded: bool
     ) -> tuple[Placement | Refused, World]:
         best: tuple[Placement | Refused, World] | None = None
         teams = [self.roster.wholes(excluded)] if whole else self.roster.teams(excluded)
@@ -166,8 +169,7 @@ class Placer:
             found = self._decide_in(ask, team, depths)
             if found is not None and (best is None or _better(found[0], best[0])):
                 best = found
-        if best is None and not whole:
-            # Without prefill instances (or without a pair) an engine that decodes can still do it all.
+        if best is None and degraded and not whole:
             best = self._decide_in(ask, self.roster.wholes(excluded), depths)
         if best is None:
             raise no_instance()

@@ -19,7 +19,7 @@ from mooncake_scheduler.gateway.errors import ErrorAnswer, upstream_failed
 from mooncake_scheduler.gateway.flow import ClientLeftError, DeadlineError
 from mooncake_scheduler.gateway.http1.heads import JSON
 from mooncake_scheduler.gateway.job import Job, read_wish
-from mooncake_scheduler.gateway.lifecycle import Phase, Remedy, remedy
+from mooncake_scheduler.gateway.lifecycle import Phase, Remedy, Setback, remedy
 from mooncake_scheduler.gateway.passing import answer_to
 from mooncake_scheduler.gateway.services import Services
 from mooncake_scheduler.gateway.tokens import Prefix
@@ -40,6 +40,7 @@ class Request:
     def __init__(self, services: Services, job: Job) -> None:
         self._services = services
         self._job = job
+        self._met_back_pressure = False
 
     async def run(self) -> None:
         """Serve it. Every path ends with an answer (or a client that left) and nothing reserved."""
@@ -124,7 +125,12 @@ class Request:
         job, services = self._job, self._services
         try:
             placement, world = await services.placer.place(
-                job.ask, job.depths, whole=job.wish.whole, excluded=excluded, again=before is not None
+                job.ask,
+                job.depths,
+                whole=job.wish.whole,
+                excluded=excluded,
+                again=before is not None,
+                degraded=not self._met_back_pressure,
             )
         except ErrorAnswer as answer:
             if before is not None:
@@ -151,6 +157,7 @@ class Request:
     def _remedy(self, failure: Failure, excluded: set[str]) -> Remedy:
         job, services = self._job, self._services
         excluded.add(failure.member.instance.id)
+        self._met_back_pressure |= failure.setback is Setback.BACK_PRESSURE
         retries = job.decision.attempts - 1
         what = remedy(
             failure.phase,

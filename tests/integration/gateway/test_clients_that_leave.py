@@ -140,8 +140,8 @@ async def test_leaving_before_the_request_is_complete_costs_nothing(tmp_path: Pa
 
 async def test_a_client_that_stops_reading_holds_its_engine_back_and_is_then_cut_off(tmp_path: Path) -> None:
     async with pair(tmp_path, stall_timeout_s=0.5) as (running, _, decode):
-        decode.usual = Act(tokens=200_000)
-        client = await RawClient.ask(running.port, stream=True, max_tokens=200_000)
+        decode.usual = Act(tokens=1000, pad=1 << 16)
+        client = await RawClient.ask(running.port, stream=True, max_tokens=1000)
         leg = await decode.leg()
         client.writer.transport.pause_reading()  # type: ignore[attr-defined]
         await asyncio.wait_for(leg.aborted.wait(), 10)

@@ -160,12 +160,12 @@ async def test_a_decode_that_never_answers_is_given_up_with_504(tmp_path: Path, 
         await running.settled()
 
 
-async def test_a_prefill_that_never_answers_is_aborted_and_decode_is_not_run(tmp_path: Path) -> None:
+async def test_a_prefill_that_never_answers_is_aborted_and_not_waited_for_by_decode(tmp_path: Path) -> None:
     async with cluster(tmp_path, prefill_timeout_s=0.2) as (running, prefill, decode):
         prefill[0].usual = Act(stall=True)
-        is_error(await running.complete(), 504)
+        assert (await running.complete()).status_code == 200
         await asyncio.wait_for(prefill[0].legs[0].aborted.wait(), 5)
-        assert decode[0].legs == []
+        assert "kv_transfer_params" not in decode[0].legs[0].body
         await running.settled()
 
 

@@ -35,6 +35,7 @@ class Act:
         first_event: sent instead of the first token's.
         hold: awaited before the answer.
         finish_reason: of the last token.
+        pad: more characters in each streamed token.
     """
 
     status: int = 200
@@ -50,6 +51,7 @@ class Act:
     first_event: bytes | None = None
     hold: asyncio.Event | None = None
     finish_reason: str = "length"
+    pad: int = 0
 
 
 @dataclass
@@ -127,6 +129,8 @@ class ScriptedEngine:
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        # Aborted transports end in a later turn of the loop.
+        await asyncio.sleep(0.01)
 
     @property
     def url(self) -> str:
@@ -186,7 +190,7 @@ class ScriptedEngine:
         leaving = asyncio.ensure_future(reader.read(1))
         try:
             await asyncio.wait({answering, leaving}, return_when=asyncio.FIRST_COMPLETED)
-            if not answering.done():
+            if not answering.done() or isinstance(answering.exception(), ConnectionError):
                 seen.aborted.set()
                 return False
             seen.finished.set()
@@ -293,9 +297,9 @@ class ScriptedEngine:
             last = number == count - 1
             choice: dict[str, Any] = {"index": 0, "finish_reason": act.finish_reason if last else None}
             if chat:
-                choice["delta"] = {"content": f" t{number}"}
+                choice["delta"] = {"content": f" t{number}" + "." * act.pad}
             else:
-                choice["text"] = f" t{number}"
+                choice["text"] = f" t{number}" + "." * act.pad
             _event(writer, self._chunk_of(seen, [choice]))
             await writer.drain()
             if act.gap_s:
