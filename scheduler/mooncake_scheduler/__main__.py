@@ -12,9 +12,9 @@ from pathlib import Path
 
 import structlog
 import uvloop
+
 from mooncake_core.config.base import ConfigError
 from mooncake_core.config.scheduler import SchedulerConfig
-
 from mooncake_scheduler.app import build_scheduler, wanted_ports
 
 

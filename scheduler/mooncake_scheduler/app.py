@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import structlog
+from prometheus_client.core import Metric
+
 from mooncake_core.config.base import ConfigError
 from mooncake_core.config.scheduler import SchedulerConfig
 from mooncake_core.ledger import Ledger, MemoryLedger
 from mooncake_core.profiles import PROFILES
 from mooncake_core.registry import Registry, Role
 from mooncake_core.registry.static import StaticRegistry
-from prometheus_client.core import Metric
-
 from mooncake_scheduler import policies
 from mooncake_scheduler.admin import AdminServer, build_api
 from mooncake_scheduler.clock import Clock
@@ -36,7 +36,8 @@ from mooncake_scheduler.gateway.placement import Placer
 from mooncake_scheduler.gateway.residency import LocalResidency, SharedResidency
 from mooncake_scheduler.gateway.roster import Roster
 from mooncake_scheduler.gateway.services import Services
-from mooncake_scheduler.gateway.tokens import Tokens
+from mooncake_scheduler.gateway.tokenizer_parity import TokenizerParity
+from mooncake_scheduler.gateway.tokens import ModelFolder, Tokens
 from mooncake_scheduler.instance_metrics import instance_families
 from mooncake_scheduler.metrics import Exposition, GatewayMetrics
 from mooncake_scheduler.shared import SharedState
@@ -61,6 +62,7 @@ class Scheduler:
         keys: who may come in at the serving port.
         admin_token: who may come in at the admin port.
         shared: the state on Redis; None = all in memory.
+        parity: compares the gateway's tokeniser with the engines'.
     """
 
     def __init__(
@@ -70,11 +72,13 @@ class Scheduler:
         keys: ApiKeys,
         admin_token: AdminToken,
         shared: SharedState | None,
+        parity: TokenizerParity,
     ) -> None:
         self.config = config
         self.services = services
         self.admin_token = admin_token
         self.shared = shared
+        self._parity = parity
         self.draining = False
         self.serving_port = 0
         self.admin_port = 0
@@ -104,6 +108,7 @@ class Scheduler:
         self._every(ROSTER_EVERY_S, self._refresh_roster)
         self._every(LEDGER_EVERY_S, self._refresh_ledger)
         self._every(SLOW_TICK_S, self._slow_tick)
+        self._every(SLOW_TICK_S, self._parity.compare_new)
         if self._probes is not None:
             self._every(PROBE_EVERY_S, self._probes.probe_all)
         self._tasks.append(asyncio.create_task(self._tick(), name="deadlines"))
@@ -121,6 +126,7 @@ class Scheduler:
         with contextlib.suppress(ConnectionError):
             await self.services.ledger.close()
         self.services.engine_ids.close()
+        self.services.tokens.close()
         self.services.roster.close()
         if self.shared is not None:
             await self.shared.close()
@@ -231,6 +237,8 @@ def build_scheduler(config: SchedulerConfig) -> Scheduler:
     residency = local if shared is None else SharedResidency(shared.index, local)
     roster = Roster(registry, config.model, count_lives=shared is None)
     conductor = _conductor(config, keys)
+    folder = None if config.model_path is None else ModelFolder(Path(config.model_path))
+    parity = TokenizerParity(folder, roster, config.model)
     metrics = GatewayMetrics(config.slo.ttft_s, config.slo.tbt_s)
     decisions = Decisions()
     services = Services(
@@ -240,13 +248,13 @@ def build_scheduler(config: SchedulerConfig) -> Scheduler:
         placer=Placer(conductor, roster, ledger, clock, config.slo, local_reserve),
         ledger=ledger,
         residency=residency,
-        tokens=Tokens(),
+        tokens=Tokens(folder, roster.tokenizing_engine, parity.trusted),
         metrics=metrics,
         accounting=Accounting(conductor, ledger, clock, metrics, decisions),
         decisions=decisions,
         shared_index=None if shared is None else shared.index,
     )
-    return Scheduler(config, services, keys, admin_token, shared)
+    return Scheduler(config, services, keys, admin_token, shared, parity)
 
 
 def _conductor(config: SchedulerConfig, keys: ApiKeys) -> Conductor:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from mooncake_core.ledger import InstanceLoad
 from prometheus_client.core import CounterMetricFamily, Metric
 
+from mooncake_core.ledger import InstanceLoad
 from mooncake_scheduler.gateway.breaker import BreakerState
 from mooncake_scheduler.gateway.services import Services
 from mooncake_scheduler.metrics import gauge

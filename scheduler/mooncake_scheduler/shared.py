@@ -6,6 +6,7 @@ import contextlib
 from pathlib import Path
 
 import structlog
+
 from mooncake_core.config.base import ConfigError
 from mooncake_core.config.scheduler import SchedulerConfig
 from mooncake_core.index import RedisIndex

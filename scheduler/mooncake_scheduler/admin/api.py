@@ -6,8 +6,8 @@ from typing import Annotated, Any, Protocol
 
 from fastapi import Depends, FastAPI, Header, HTTPException, Response
 from fastapi.responses import JSONResponse
-from mooncake_core.registry import InstanceState
 
+from mooncake_core.registry import InstanceState
 from mooncake_scheduler.admin.indexer import HashQuery, TokenQuery, answer_hashes, answer_tokens
 from mooncake_scheduler.admin.views import decision_view, instance_views, stats_view
 from mooncake_scheduler.gateway.auth import AdminToken

@@ -12,10 +12,10 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 from fastapi import HTTPException
-from mooncake_core.blocks import block_keys, chain
-from mooncake_core.index import Depth
 from pydantic import BaseModel, ConfigDict, Field
 
+from mooncake_core.blocks import block_keys, chain
+from mooncake_core.index import Depth
 from mooncake_scheduler.gateway.services import Services
 
 U32 = Annotated[int, Field(ge=0, lt=1 << 32)]

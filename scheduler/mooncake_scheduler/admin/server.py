@@ -50,7 +50,7 @@ class AdminServer:
             raise
         bound: int = listener.getsockname()[1]
         self._task = asyncio.create_task(self._server.serve(sockets=[listener]), name="admin")
-        while not self._server.started and not self._task.done():
+        while not (self._server.started or self._task.done()):  # noqa: ASYNC110 - uvicorn has no event
             await asyncio.sleep(0.005)
         return bound
 

@@ -7,9 +7,9 @@ from dataclasses import asdict
 from typing import Any
 
 import msgspec
+
 from mooncake_core.ledger import InstanceLoad
 from mooncake_core.registry import Instance
-
 from mooncake_scheduler.conductor.model import Placement
 from mooncake_scheduler.gateway.breaker import BreakerState
 from mooncake_scheduler.gateway.decisions import Decision

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 
 from mooncake_core.ledger import Ledger
-
 from mooncake_scheduler.clock import Clock
 from mooncake_scheduler.conductor.conductor import Conductor
 from mooncake_scheduler.conductor.cost import class_of

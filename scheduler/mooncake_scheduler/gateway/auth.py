@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 import msgspec
 import structlog
-from mooncake_core.config.base import ConfigError
 
+from mooncake_core.config.base import ConfigError
 from mooncake_scheduler.gateway.errors import ErrorAnswer
 
 _log = structlog.get_logger(__name__)

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from itertools import islice
 
 from mooncake_core.ledger import RefusalReason
-
 from mooncake_scheduler.conductor.model import Ask, Placement, World
 
 KEEP = 2048

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from math import ceil
 
 import msgspec
-from mooncake_core.ledger import RefusalReason
 
+from mooncake_core.ledger import RefusalReason
 from mooncake_scheduler.conductor.model import Refused, World
 from mooncake_scheduler.gateway.http1.heads import header
 

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from math import inf
 
 from mooncake_core.index import Depth
-
 from mooncake_scheduler.conductor.model import Ask, Placement
 from mooncake_scheduler.gateway import engines
 from mooncake_scheduler.gateway.answers import Usage

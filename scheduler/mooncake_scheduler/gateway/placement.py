@@ -10,7 +10,6 @@ from mooncake_core.config.scheduler import SloConfig
 from mooncake_core.index import Depth
 from mooncake_core.ledger import InstanceLoad, Ledger, Limits, RefusalReason, Reservation
 from mooncake_core.registry import Instance
-
 from mooncake_scheduler.clock import Clock
 from mooncake_scheduler.conductor.conductor import Conductor
 from mooncake_scheduler.conductor.cost import CostModel, CostModels, class_of

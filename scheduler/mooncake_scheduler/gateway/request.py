@@ -10,8 +10,8 @@ import dataclasses
 import time
 
 import structlog
-from mooncake_core.ledger import Limits, Reservation
 
+from mooncake_core.ledger import Limits, Reservation
 from mooncake_scheduler.conductor.model import Ask
 from mooncake_scheduler.gateway.attempt import Attempt, Failure
 from mooncake_scheduler.gateway.body import Prompt
@@ -22,7 +22,7 @@ from mooncake_scheduler.gateway.job import Job, read_wish
 from mooncake_scheduler.gateway.lifecycle import Phase, Remedy, Setback, remedy
 from mooncake_scheduler.gateway.passing import answer_to
 from mooncake_scheduler.gateway.services import Services
-from mooncake_scheduler.gateway.tokens import Prefix
+from mooncake_scheduler.gateway.tokens import Domain, Prefix
 
 _log = structlog.get_logger(__name__)
 
@@ -88,10 +88,10 @@ class Request:
         body = wish.body
         salt = body.text("cache_salt") if "cache_salt" in body.fields else None
         lora = wish.model if wish.model and wish.model != services.config.model else None
-        size = services.roster.block_size_tokens
+        domain = Domain(services.roster.block_size_tokens, lora, salt)
         if wish.form is Prompt.IDS:
-            return services.tokens.of_ids(body, size, lora, salt)
-        return await services.tokens.of_text(body, wish.form, size, lora, salt)
+            return services.tokens.of_ids(body, domain)
+        return await services.tokens.of_text(body, wish.form, domain)
 
     async def _try(self, excluded: set[str], before: Failure | None) -> Failure | None:
         """Place the job and carry the placement out; a failure comes back when it is to be placed anew."""

@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 
 import structlog
+
 from mooncake_core.index import (
     Change,
     Depth,
@@ -24,7 +25,6 @@ from mooncake_core.index import (
     Tier,
 )
 from mooncake_core.registry import Instance
-
 from mooncake_scheduler.gateway.recent import RecentDispatches
 
 _log = structlog.get_logger(__name__)

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 
 import msgspec
 import structlog
-from mooncake_core.registry import EngineReport, Instance, InstanceState, Registry, Role
 
+from mooncake_core.registry import EngineReport, Instance, InstanceState, Registry, Role
 from mooncake_scheduler.conductor.cost import class_of
 from mooncake_scheduler.gateway.breaker import Breaker, BreakerState
 from mooncake_scheduler.gateway.http1 import Upstream
@@ -38,6 +38,8 @@ class Member:
     cached_tokens: int = 0
     inbound_flows: int = 0
     """Prefixes being fetched into it for requests of this gateway."""
+    tokenizer_compared: int | None = None
+    """The epoch for which its tokeniser was compared with the gateway's."""
     tokenizer_mismatch: str = ""
     """Why the engine's own tokeniser is asked instead of the gateway's; empty = they agree."""
 
@@ -190,6 +192,11 @@ class Roster:
             and member.instance.id not in excluded
             and (not self._tripped or member.breaker.admits(now_s))
         ]
+
+    def tokenizing_engine(self) -> Upstream | None:
+        """An engine whose `/tokenize` can be asked; None without one."""
+        able = self._open(())
+        return min(able, key=lambda member: member.requests).upstream if able else None
 
     # -- what requests tell
 

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from mooncake_core.config.scheduler import SchedulerConfig
 from mooncake_core.index import RedisIndex
 from mooncake_core.ledger import Ledger
-
 from mooncake_scheduler.clock import Clock
 from mooncake_scheduler.gateway.accounting import Accounting
 from mooncake_scheduler.gateway.decisions import Decisions

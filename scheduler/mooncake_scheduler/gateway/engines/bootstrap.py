@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 import msgspec
 import structlog
-from mooncake_core.registry import Instance
 
+from mooncake_core.registry import Instance
 from mooncake_scheduler.gateway.http1 import Upstream
 from mooncake_scheduler.gateway.http1.simple import fetch
 

@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from typing import Final
 
 import msgspec
-from mooncake_core.registry import EngineKind, Instance
 
+from mooncake_core.registry import EngineKind, Instance
 from mooncake_scheduler.gateway.answers import Usage
 from mooncake_scheduler.gateway.body import Body, Prompt
 
