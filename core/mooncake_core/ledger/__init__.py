@@ -2,6 +2,7 @@
 
 from mooncake_core.ledger.contract import InstanceLoad, Ledger, Limits, RefusalReason, Reservation
 from mooncake_core.ledger.memory import MemoryLedger
+from mooncake_core.ledger.reading import ledger_prefix, promised
 from mooncake_core.ledger.redis import RedisLedger
 
 __all__ = [
@@ -12,4 +13,6 @@ __all__ = [
     "RedisLedger",
     "RefusalReason",
     "Reservation",
+    "ledger_prefix",
+    "promised",
 ]

@@ -1,0 +1,255 @@
+"""The KV cache pool in the index: what this engine has put there, as long as the store's master has it.
+
+Several sidecars write for one pool. They share its registration (`Registry.join`) and so its epoch; a block
+is in the pool or it is not, whoever put it there, so that writing it twice changes nothing. Their writes are
+numbered by one counter in Redis, because the index carries out a number once only: who finds a higher number
+there takes another and writes again.
+
+Engines tell what they put into the store and never what it evicts (engines.md §2), so each sidecar asks the
+master in turns about the blocks that it has told of. What is gone is removed, what is there is written again:
+this also heals what another sidecar removed in the moment in which it came back.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+
+import httpx
+import msgspec
+import structlog
+
+from mooncake_core.events import BlockHash
+from mooncake_core.index import Change, PrefixIndex, Removed, Source, Stored, Tier
+from mooncake_core.registry import EngineKind, Instance, Registry, Role, StaleEpochError
+from mooncake_core.resp import RespClient
+from mooncake_sidecar.engine.mirror import Shared
+from mooncake_sidecar.engine.residency import Residency
+
+_log = structlog.get_logger(__name__)
+
+CHECK_EVERY_S = 2.0
+"""Wall seconds between two calls of `check`."""
+_KEYS_A_QUERY = 32
+"""The master takes keys in the query string: a hundred bytes each."""
+_QUERIES_A_ROUND = 16
+_FRESH_S = 1.0
+"""A block just told of may still be under way to the store."""
+_ALL_GONE = 16
+"""So many blocks asked about and none there: the master has lost its memory, not evicted some."""
+_WRITE_ATTEMPTS = 16
+
+
+class Pool:
+    """One engine's part in the pool.
+
+    Args:
+        record: the pool's registration, as this sidecar would write it; its URL is the master's.
+        model: name of the model in the store's keys.
+        registry: where the pool is registered.
+        index: where its blocks are written.
+        client: for the counter of writes.
+        namespace: prefix of the counter's key.
+        residency: what this engine has put into the pool.
+    """
+
+    def __init__(
+        self,
+        record: Instance,
+        model: str,
+        *,
+        registry: Registry,
+        index: PrefixIndex,
+        client: RespClient,
+        namespace: str,
+        residency: Residency,
+    ) -> None:
+        self.master_away = False
+        self.gone = 0
+        """Blocks that the master had no more."""
+        self.nameless = 0
+        """Blocks told of by a shortened hash, which cannot be found in the store."""
+        self._record = record
+        self._model = model
+        self._registry = registry
+        self._index = index
+        self._client = client
+        self._counter = f"mc:{{{namespace}}}:writes:{record.id}"
+        self._residency = residency
+        self._http = httpx.AsyncClient(base_url=record.url, timeout=5.0, trust_env=False)
+        self._source: Source | None = None
+        self._unchecked: OrderedDict[bytes, tuple[int, Tier, float]] = OrderedDict()
+        """Digest → key, tier, not to be asked about before; least recently checked first."""
+        self._outbox: list[Change] = []
+
+    @property
+    def blocks(self) -> int:
+        """Blocks of this engine that are believed to be in the pool."""
+        return len(self._unchecked)
+
+    def tell(self, shared: Iterable[Shared]) -> None:
+        """The engine says that it has put blocks there."""
+        by_tier: dict[Tier, list[int]] = {}
+        not_before_s = time.monotonic() + _FRESH_S
+        for name, key, tier in shared:
+            if not isinstance(name, bytes):
+                self.nameless += 1
+                continue
+            self._unchecked[name] = (key, tier, not_before_s)
+            by_tier.setdefault(tier, []).append(key)
+        self._outbox += [Stored(keys, tier) for tier, keys in by_tier.items()]
+
+    async def beat(self) -> None:
+        """Keep the pool registered; take part in its registration where there is none.
+
+        Raises:
+            ConnectionError: the registry is away.
+        """
+        if self._source is not None:
+            try:
+                await self._registry.heartbeat(self._record.id, self._source.epoch)
+                return
+            except StaleEpochError:
+                self._source = None
+        await self._enter((await self._registry.join(self._record)).epoch)
+
+    async def flush(self) -> None:
+        """Write what was told; nothing before the first `beat`.
+
+        Raises:
+            ConnectionError: the index is away; what was told is kept.
+        """
+        if not self._outbox or self._source is None:
+            return
+        writing, self._outbox = self._outbox, []
+        try:
+            await self._write(self._source, writing)
+        except BaseException as error:
+            self._outbox = writing + self._outbox
+            if isinstance(error, StaleEpochError):
+                self._source = None
+                return
+            raise
+
+    async def check(self) -> None:
+        """Ask the master about the blocks that were not asked about for longest.
+
+        Raises:
+            ConnectionError: the registry or the index is away.
+        """
+        if self._source is None:
+            return
+        now_s = time.monotonic()
+        asked: list[bytes] = []
+        for name, (_, _, not_before_s) in self._unchecked.items():
+            if len(asked) == _KEYS_A_QUERY * _QUERIES_A_ROUND:
+                break
+            if not_before_s <= now_s:
+                asked.append(name)
+        try:
+            found = await self._ask(asked)
+        except (httpx.HTTPError, ValueError, msgspec.MsgspecError) as error:
+            if not self.master_away:
+                _log.warning("the store's master does not answer", url=self._record.url, error=repr(error))
+            self.master_away = True
+            return
+        self.master_away = False
+        if len(asked) >= _ALL_GONE and not any(found):
+            _log.warning("the store has lost all blocks that were asked about", blocks=len(asked))
+            await self._begin_new_epoch()
+        for name, tier in zip(asked, found, strict=True):
+            self._learn(name, tier)
+
+    async def close(self) -> None:
+        """Drop the connections; the pool stays registered by others, or ends."""
+        await self._http.aclose()
+
+    async def _enter(self, epoch: int) -> None:
+        """Write under an epoch of the pool from now on; what this engine knows of it is written again."""
+        source = Source(self._record.id, epoch)
+        await self._index.attach(source)
+        self._source = source
+        self._record = msgspec.structs.replace(self._record, epoch=epoch)
+        self._outbox.clear()
+        self.tell(self._residency.mirror.shared())
+        _log.info("pool joined", pool=source.instance, epoch=epoch, blocks=self.blocks)
+
+    async def _begin_new_epoch(self) -> None:
+        """The pool is empty: all sidecars shall ask again before they tell what is in it."""
+        self._unchecked.clear()
+        self._outbox.clear()
+        names = [shared.hash for shared in self._residency.mirror.shared()]
+        for tier in (Tier.DRAM, Tier.SSD):
+            self._residency.pool_lost(names, tier)
+        registered = await self._registry.register(self._record)
+        await self._enter(registered.epoch)
+
+    async def _write(self, source: Source, changes: Sequence[Change]) -> None:
+        for _ in range(_WRITE_ATTEMPTS):
+            number = int(await self._client.call("INCR", self._counter))
+            if await self._index.apply(source, changes, number) == number:
+                return
+        raise ConnectionError(f"{source.instance}: too many write into the pool's index at once")
+
+    async def _ask(self, names: Sequence[bytes]) -> list[Tier | None]:
+        """In which tier the master has each block; None = not at all."""
+        found: list[Tier | None] = []
+        for start in range(0, len(names), _KEYS_A_QUERY):
+            keys = [self._store_key(name) for name in names[start : start + _KEYS_A_QUERY]]
+            answer = await self._http.get("/batch_query_keys", params={"keys": ",".join(keys)})
+            answer.raise_for_status()
+            data = msgspec.json.decode(answer.content, type=_Answer).data
+            found += [_tier(data.get(key)) for key in keys]
+        return found
+
+    def _learn(self, name: bytes, tier: Tier | None) -> None:
+        known = self._unchecked.pop(name, None)
+        if known is None:
+            return
+        key, before, _ = known
+        if tier is None:
+            self.gone += 1
+            self._outbox.append(Removed([key], before))
+            self._residency.pool_lost([name], before)
+            return
+        if tier is not before:
+            self._outbox.append(Removed([key], before))
+            self._residency.pool_moved(name, tier)
+        self._outbox.append(Stored([key], tier))
+        self._unchecked[name] = (key, tier, 0.0)
+
+    def _store_key(self, name: BlockHash) -> str:
+        """How vLLM's store connector names a block (engines.md §6)."""
+        assert isinstance(name, bytes)
+        return f"{self._model}@tp_rank:0@pcp0@dcp0@pp_rank:0@group:0@{name.hex()}"
+
+
+def pool_record(identity: str, url: str, engine: Instance) -> Instance:
+    """The registration of the pool that an engine uses."""
+    return Instance(
+        id=identity,
+        role=Role.STORE,
+        url=url,
+        cluster=engine.cluster,
+        pool=identity,
+        model=engine.model,
+        engine=EngineKind.STORE,
+        block_size_tokens=engine.block_size_tokens,
+    )
+
+
+class _Found(msgspec.Struct):
+    ok: bool = False
+    values: list[msgspec.Raw] = []
+
+
+class _Answer(msgspec.Struct):
+    data: dict[str, _Found]
+
+
+def _tier(found: _Found | None) -> Tier | None:
+    if found is None or not found.ok:
+        return None
+    # The master lists copies in memory; a block that it knows and lists nowhere lies on SSD.
+    return Tier.DRAM if found.values else Tier.SSD
