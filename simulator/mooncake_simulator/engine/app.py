@@ -158,7 +158,9 @@ class App:
         exchange.respond(b"", 200 if healthy else 503)
 
     def _metrics(self, _: Request, exchange: Exchange) -> None:
-        exchange.respond(self._engine.metrics.render(self._engine.scheduler), 200, CONTENT_TYPE)
+        engine = self._engine
+        text = engine.metrics.render(engine.scheduler) if engine.options.log_stats else b""
+        exchange.respond(text, 200, CONTENT_TYPE)
 
     def _load(self, _: Request, exchange: Exchange) -> None:
         engine = self._engine

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
+
+from mooncake_simulator.engine.precise_timer import PreciseTimer
 
 
 class ModelClock:
@@ -12,6 +13,7 @@ class ModelClock:
     def __init__(self, time_scale: float) -> None:
         self.time_scale = time_scale
         self._origin_s = time.monotonic()
+        self._timer: PreciseTimer | None = None
 
     def now_s(self) -> float:
         """Model seconds since the clock was made."""
@@ -20,7 +22,15 @@ class ModelClock:
     async def until(self, moment_s: float) -> None:
         """Wait for a moment of model time; a moment that has passed only yields to others.
 
-        The caller counts moments in model time and never asks for "so long from now": lateness of one wait is
-        thereby made good by the next ones and does not add up.
+        One waiter at a time. It counts moments in model time and never asks for "so long from now": lateness
+        of one wait is thereby made good by the next ones and does not add up.
         """
-        await asyncio.sleep(max(0.0, (moment_s - self.now_s()) / self.time_scale))
+        if self._timer is None:
+            self._timer = PreciseTimer()
+        await self._timer.until(self._origin_s + moment_s / self.time_scale)
+
+    def close(self) -> None:
+        """Give up the timer."""
+        if self._timer is not None:
+            self._timer.close()
+            self._timer = None

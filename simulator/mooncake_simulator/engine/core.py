@@ -84,6 +84,7 @@ class Engine:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self.connectors.stop()
         await self.publisher.stop()
+        self.clock.close()
 
     def submit(self, sequence: Sequence) -> None:
         """Take a request; its tokens go to its sink."""

@@ -73,6 +73,8 @@ class EngineOptions:
     shutdown_timeout_s: float = 0.0
     prefix_caching: bool = True
     mean_output_tokens: int = 256
+    log_stats: bool = True
+    """Without statistics vLLM's `/metrics` has no `vllm:` line at all."""
     load_tracking: bool = False
     """Whether `/load` counts; vLLM answers 0 without its flag."""
     events: EventsOptions = EventsOptions()
@@ -129,6 +131,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--num-gpu-blocks-override", type=int, help="default: the profile's KV capacity")
     add("--enable-prompt-tokens-details", action="store_true")
     add("--enable-prefix-caching", action=argparse.BooleanOptionalAction, default=True)
+    add("--disable-log-stats", action="store_true")
     add("--enable-server-load-tracking", action="store_true")
     add("--kv-events-config", type=_json_object, default={}, metavar="JSON")
     add("--kv-transfer-config", type=_json_object, default={}, metavar="JSON")
@@ -181,6 +184,7 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> EngineOptions:
         shutdown_timeout_s=flags.shutdown_timeout,
         prefix_caching=flags.enable_prefix_caching,
         mean_output_tokens=flags.mean_output_tokens,
+        log_stats=not flags.disable_log_stats,
         load_tracking=flags.enable_server_load_tracking,
         events=_events(flags.kv_events_config, environ),
         connectors=tuple(_connectors(flags.kv_transfer_config)),
