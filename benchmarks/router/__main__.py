@@ -19,10 +19,11 @@ from contextlib import AbstractAsyncContextManager, ExitStack
 from pathlib import Path
 from typing import Any
 
-import load
-from mooncakectl.local.binaries import redis_server
 from rich.console import Console
 from rich.table import Table
+
+import load
+from mooncakectl.local.programs import find_redis_server
 from routers import Engines, PeerMissingError, RouterProcess, ours, vllm_router
 
 KEYS = ["regular_c1", "regular_c16", "pd_c1", "pd_c16", "chunk"]
@@ -109,7 +110,7 @@ async def main(arguments: argparse.Namespace) -> int:
         assert engine.stdout is not None
         engine.stdout.readline()
         redis = subprocess.Popen(
-            [redis_server(), "--port", "19190", "--save", "", "--hash-max-ziplist-value", "1024"],
+            [str(find_redis_server()), "--port", "19190", "--save", "", "--hash-max-ziplist-value", "1024"],
             stdout=subprocess.DEVNULL,
         )
         stack.callback(redis.kill)

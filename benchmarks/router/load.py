@@ -6,8 +6,10 @@ import asyncio
 import json
 import random
 from dataclasses import dataclass
+from typing import cast
 
 import httptools
+
 from fake_engine import MODEL
 
 
@@ -27,8 +29,8 @@ class _Connection(asyncio.Protocol):
         self._parser = httptools.HttpResponseParser(self)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self.transport = transport
+        # uvloop's transports are none of asyncio's classes.
+        self.transport = cast(asyncio.Transport, transport)
 
     def data_received(self, data: bytes) -> None:
         self.chunks += data.count(b"data: {")

@@ -20,8 +20,10 @@ from pathlib import Path
 
 from fake_engine import MODEL
 from mooncake_core.index import Source, Stored, Tier
+from mooncake_core.index.redis import RedisIndex
 from mooncake_core.registry import EngineKind, Instance, Role
 from mooncake_core.registry.redis import RedisRegistry
+from mooncake_core.resp import RespClient
 
 CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "mooncake"
 VLLM_ROUTER = "vllm-router==0.1.17"
@@ -212,8 +214,6 @@ def _instances(engines: Engines, *, disaggregated: bool, extra: int) -> list[Ins
 
 async def _announce(redis_url: str, namespace: str, instances: list[Instance], stop: asyncio.Event) -> None:
     """Play the sidecars: register, keep alive, and hold a few blocks in the index."""
-    from mooncake_core.index.redis import RedisIndex
-    from mooncake_core.resp import RespClient
 
     registry = RedisRegistry(redis_url, namespace=namespace)
     client = RespClient(redis_url)

@@ -21,19 +21,27 @@ def event(document: object) -> bytes:
     return b"data: %b\n\n" % _json(document)
 
 
-def usage(prompt: int, output: int, cached: int | None, *, whole: bool) -> dict[str, Any]:
-    """The usage object; `whole` documents spell out nulls, streams leave them out."""
+def usage(prompt: int, output: int, cached: int | None, *, whole: bool, chat: bool = False) -> dict[str, Any]:
+    """The usage object; `whole` documents spell out nulls, streams leave them out.
+
+    Chats count the cache tokens that they created, completions do not; here none are told apart.
+    """
     counts: dict[str, Any] = {
         "prompt_tokens": prompt,
         "total_tokens": prompt + output,
         "completion_tokens": output,
     }
     if whole:
-        details = {"cached_tokens": cached, "created_cache_tokens": None, "multimodal_tokens": None}
+        details = {
+            "cached_tokens": cached,
+            "created_cache_tokens": 0 if chat else None,
+            "multimodal_tokens": None,
+        }
         counts["prompt_tokens_details"] = details if cached is not None else None
         counts["completion_tokens_details"] = None
     elif cached is not None:
-        counts["prompt_tokens_details"] = {"cached_tokens": cached}
+        created = {"created_cache_tokens": 0} if chat else {}
+        counts["prompt_tokens_details"] = {"cached_tokens": cached, **created}
     return counts
 
 
@@ -80,7 +88,7 @@ class StreamWriter:
 
     def usage(self, generated: int, cached: int | None) -> bytes:
         """The closing usage event."""
-        counts = usage(len(self._request.prompt), generated, cached, whole=False)
+        counts = usage(len(self._request.prompt), generated, cached, whole=False, chat=self._request.chat)
         return event({**self._head, "choices": [], "usage": counts, "system_fingerprint": self._fingerprint})
 
     def _opening(self) -> bytes:
@@ -173,7 +181,7 @@ def whole_answer(
         "choices": [choice],
         "service_tier": None,
         "system_fingerprint": fingerprint,
-        "usage": usage(len(request.prompt), len(tokens), cached, whole=True),
+        "usage": usage(len(request.prompt), len(tokens), cached, whole=True, chat=request.chat),
         **prompt_fields,
         "kv_transfer_params": transfer,
         "ec_transfer_params": None,

@@ -82,7 +82,8 @@ def decode_body(body: bytes) -> dict[str, Any]:
     try:
         document = msgspec.json.decode(body)
     except msgspec.DecodeError as error:
-        raise invalid(f"JSON decode error: {error}") from error
+        # vLLM names the byte at which its parser gave up; a client only learns that it is not JSON.
+        raise invalid(f"JSON decode error: {error}", "body.0") from error
     if not isinstance(document, dict):
         raise invalid("Input should be a valid dictionary")
     return document
@@ -156,7 +157,7 @@ class RequestReader:
         if prompt == []:
             raise bad_request("The decoder prompt cannot be empty")
         if not isinstance(prompt, list):
-            raise invalid("Either prompt or prompt_embeds must be provided and non-empty.", "prompt")
+            raise bad_request("Either prompt or prompt_embeds must be provided and non-empty.", "prompt")
         if set(map(type, prompt)) != {int} or min(prompt) < 0:
             raise invalid("prompt: Input should be a string or a list of token ids", "prompt")
         if max(prompt) > _MAX_TOKEN:
@@ -178,8 +179,7 @@ class RequestReader:
         min_tokens = _integer(body, "min_tokens", 0, 0)
         if min_tokens > max_tokens:
             raise bad_request(
-                f"min_tokens must be less than or equal to max_tokens={max_tokens}, got {min_tokens}.",
-                "min_tokens",
+                f"min_tokens must be less than or equal to max_tokens={max_tokens}, got {min_tokens}."
             )
         if _integer(body, "n", 1, 1) != 1:
             raise bad_request("the simulated engine generates one choice a request: send n=1", "n")

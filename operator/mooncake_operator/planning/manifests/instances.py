@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import msgspec
-from mooncake_core.registry import EngineKind, Instance, Role
 
+from mooncake_core.registry import EngineKind, Instance, Role
 from mooncake_operator.planning.manifests.capacity import kv_capacity_tokens, max_batch, max_model_len_tokens
 from mooncake_operator.planning.manifests.engine import pairing_revision
 from mooncake_operator.planning.manifests.plan import EnginePoolPlan, Plan

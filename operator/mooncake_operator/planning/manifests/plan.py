@@ -18,7 +18,6 @@ from mooncake_core.api import (
 from mooncake_core.api.base import ApiModel
 from mooncake_core.api.metadata import ClusterReference, ObjectMeta
 from mooncake_core.registry import EngineKind, Role
-
 from mooncake_operator.planning.names import Names, TemplateNames
 
 

@@ -7,7 +7,6 @@ from typing import Any
 
 from mooncake_core.api.engine import ModelSpec
 from mooncake_core.api.pods import PodTemplate, Resources, Scheduling
-
 from mooncake_operator.planning.manifests.objects import REVISION_LABEL, Object, an_object, digest
 from mooncake_operator.planning.manifests.plan import Plan
 from mooncake_operator.planning.manifests.template import merge_template

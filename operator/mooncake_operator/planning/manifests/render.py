@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from mooncake_core.api import MooncakeCluster, Pool
-
 from mooncake_operator.planning.manifests.engine import STORE_CONFIG, engine_pods
 from mooncake_operator.planning.manifests.objects import Object, config_map
 from mooncake_operator.planning.manifests.plan import Credentials, Images, Plan, inline_pools, plan_of

@@ -15,7 +15,6 @@ from mooncake_core.config import (
     SchedulerConfig,
     SloConfig,
 )
-
 from mooncake_operator.planning.manifests.instances import as_documents, static_instances
 from mooncake_operator.planning.manifests.objects import (
     ADMIN_DIR,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from mooncake_core.config import ListenConfig, SidecarConfig
 from mooncake_core.registry import Role
-
 from mooncake_operator.planning.manifests.capacity import kv_capacity_tokens, max_batch
 from mooncake_operator.planning.manifests.objects import (
     JOURNAL_DIR,

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from mooncake_core.api.scalars import quantity_bytes
 from mooncake_core.profiles import PROFILES
-
 from mooncake_operator.planning.manifests.objects import (
     POD_IP,
     SSD_DIR,

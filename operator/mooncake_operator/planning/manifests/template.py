@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import Any, cast
 
 from mooncake_core.api.pods import PodTemplate
-
 from mooncake_operator.planning.manifests.objects import Object
 
 # Strategic merge keys of the lists in a PodSpec; other lists are appended to.

@@ -8,7 +8,6 @@ from __future__ import annotations
 from typing import Any
 
 from mooncake_core.registry import Role
-
 from mooncake_operator.planning.manifests.plan import Plan
 from mooncake_operator.planning.names import Port
 
@@ -25,7 +24,10 @@ def transfer_config(plan: Plan, role: Role) -> dict[str, Any]:
         hand_over["kv_connector_extra_config"] = {"mooncake_protocol": protocol}
     if plan.store is None:
         return hand_over
-    store = {"kv_connector": "MooncakeStoreConnector", "kv_role": "kv_both"}
+    store: dict[str, Any] = {"kv_connector": "MooncakeStoreConnector", "kv_role": "kv_both"}
+    if role is Role.DECODE:
+        # The next turn's prompt has this turn's answer in it: without this its blocks are computed again.
+        store["kv_connector_extra_config"] = {"save_decode_cache": True}
     return {
         "kv_connector": "MultiConnector",
         "kv_role": _ROLES[role],
