@@ -43,11 +43,21 @@ def demo(
     port: Annotated[
         int | None, typer.Option(min=1, max=65535, help="Where clients reach the cluster.")
     ] = None,
+    secrets: Annotated[
+        Path | None, typer.Option(help="Folder with Secrets: NAME/KEY files, or Secret manifests.")
+    ] = None,
+    api_key: Annotated[
+        str | None, typer.Option(envvar="MOONCAKE_API_KEY", help="Bearer key, where the cluster wants one.")
+    ] = None,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the figures to this file.")] = None,
 ) -> None:
     """Run a cluster on this machine, send conversations through it, print what its users saw, stop it."""
     definition = read(file)
-    result = asyncio.run(_demo(definition, workload(requests, seed), speed or definition.time_scale, port))
+    if definition.wants_key and api_key is None:
+        raise CommandError("this cluster wants an API key: give one of its Secret's with --api-key")
+    trace = workload(requests, seed)
+    options = _options(definition, speed or definition.time_scale, api_key)
+    result = asyncio.run(_demo(definition, trace, options, port, secrets))
     from mooncakectl.replay.table import summary_table
 
     out.print(summary_table(result))
@@ -80,20 +90,29 @@ def workload(requests: int, seed: int) -> list[Request]:
     return generate(math.ceil(requests / _TURNS), seed, shape)[:requests]
 
 
-async def _demo(definition: Definition, trace: list[Request], speed: float, port: int | None) -> ReplayResult:
+async def _demo(
+    definition: Definition,
+    trace: list[Request],
+    options: ReplayOptions,
+    port: int | None,
+    secrets: Path | None,
+) -> ReplayResult:
+    import msgspec
+
     from mooncakectl.interrupts import Interrupts
     from mooncakectl.local import LocalRuntimeError
     from mooncakectl.replay import TargetError, replay
     from mooncakectl.session import started
 
     try:
-        async with started(definition, port=port, secrets_dir=None, on_event=print_event) as session:
+        async with started(definition, port=port, secrets_dir=secrets, on_event=print_event) as session:
             with Interrupts(session.runtime.kill) as interrupts:
                 await _ready(session, interrupts.asked)
-                span_s = (trace[-1].timestamp_ms - trace[0].timestamp_ms) / 1000 / speed
+                span_s = (trace[-1].timestamp_ms - trace[0].timestamp_ms) / 1000 / options.speed
                 say(f"ready at {session.cluster.endpoint}: {len(trace)} requests over {span_s:.0f} s")
+                options_there = msgspec.structs.replace(options, url=session.cluster.endpoint)
                 with _shown(len(trace)) as on_progress:
-                    result = await replay(trace, _options(session, speed), on_progress, interrupts.asked)
+                    result = await replay(trace, options_there, on_progress, interrupts.asked)
                 await session.drain_and_stop()
                 return result
     except (LocalRuntimeError, TargetError) as error:
@@ -110,20 +129,21 @@ async def _ready(session: Session, asked: asyncio.Event) -> None:
         raise KeyboardInterrupt
 
 
-def _options(session: Session, speed: float) -> ReplayOptions:
+def _options(definition: Definition, speed: float, api_key: str | None) -> ReplayOptions:
+    """How to replay; where to is known once the cluster is up."""
     import msgspec
 
     from mooncake_core.api.scalars import duration_s
     from mooncakectl.replay import ReplayOptions
 
-    slo = session.cluster.definition.cluster.spec.slo
+    slo = definition.cluster.spec.slo
     targets = {
         f"slo_{name}_s": float(duration_s(target.target))
         for name, target in (("ttft", slo.ttft), ("tbt", slo.tbt))
         if target is not None and target.target is not None
     }
     # Multiples of an idle request are known to the scheduler only; the table then takes the paper's targets.
-    return msgspec.structs.replace(ReplayOptions(url=session.cluster.endpoint, speed=speed), **targets)
+    return msgspec.structs.replace(ReplayOptions(url="", speed=speed, api_key=api_key), **targets)
 
 
 @contextmanager

@@ -119,10 +119,11 @@ def _addresses(session: Session) -> dict[str, object]:
 def _print_welcome(session: Session) -> None:
     cluster = session.cluster
     body = json.dumps({"model": cluster.definition.model, "prompt": "Hello", "max_tokens": 16})
+    key = "-H 'authorization: Bearer YOUR_KEY' " if cluster.definition.wants_key else ""
     out.print(f"[bold green]ready[/] {cluster.endpoint}/v1", highlight=False)
     lines = [
         "try:",
-        f"  curl -i {cluster.endpoint}/v1/completions -H 'content-type: application/json' -d '{body}'",
+        f"  curl -i {cluster.endpoint}/v1/completions {key}-H 'content-type: application/json' -d '{body}'",
         "  mooncakectl status        who is there, and how loaded",
         "  mooncakectl explain ID    why a request went where it went (ID = x-request-id of its answer)",
         f"logs: {session.runtime.folders.logs}",

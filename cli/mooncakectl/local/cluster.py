@@ -42,6 +42,11 @@ class Definition:
         return self.cluster.spec.model.name
 
     @property
+    def wants_key(self) -> bool:
+        """Whether clients need an API key."""
+        return self.cluster.spec.scheduler.auth.api_key_secret_ref is not None
+
+    @property
     def time_scale(self) -> float:
         """Model seconds per wall second."""
         return self.cluster.spec.engine.time_scale

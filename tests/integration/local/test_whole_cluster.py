@@ -171,9 +171,15 @@ def test_after_kill_9_a_second_up_serves_and_ctrl_c_twice_ends_it_at_once(
             assert all_gone(second)
 
 
-def test_the_demo_loses_nothing_and_reuses_what_was_computed(manifest: Path, tmp_path: Path) -> None:
+def test_the_demo_loses_nothing_and_reuses_what_was_computed_behind_api_keys(
+    manifest: Path, tmp_path: Path
+) -> None:
+    manifest.write_text(MANIFEST + "    auth: {apiKeySecretRef: {name: clients}}\n")
+    (tmp_path / "secrets" / "clients").mkdir(parents=True)
+    (tmp_path / "secrets" / "clients" / "keys.json").write_text('{"alice": "sk-alice"}')
     figures = tmp_path / "figures.json"
     arguments = ["demo", "-f", str(manifest), "--requests", "20", "--port", str(free_port())]
+    arguments += ["--secrets", str(tmp_path / "secrets"), "--api-key", "sk-alice"]
     result = subprocess.run(
         command(*arguments, "--speed", "60", "--json", str(figures)),
         capture_output=True,
