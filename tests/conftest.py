@@ -3,6 +3,7 @@
 import asyncio
 
 from hypothesis import settings
+
 from mooncake_testing.redis import redis_server, shared_redis
 
 __all__ = ["redis_server", "shared_redis"]

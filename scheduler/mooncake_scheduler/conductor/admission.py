@@ -15,7 +15,6 @@ from mooncake_core.config.scheduler import AdmissionMode
 from mooncake_core.ledger import InstanceLoad, Limits, RefusalReason
 from mooncake_core.ledger.contract import BUCKET_S
 from mooncake_core.registry import Instance
-
 from mooncake_scheduler.conductor.cost import CostModel
 from mooncake_scheduler.conductor.model import Ask, InstanceView, Placement, Refused, World
 from mooncake_scheduler.conductor.prediction import DecodeLoad, decode_at, decode_course, decode_now

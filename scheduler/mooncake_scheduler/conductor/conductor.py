@@ -7,7 +7,6 @@ from copy import copy
 from dataclasses import replace
 
 from mooncake_core.ledger import Limits, RefusalReason, Reservation
-
 from mooncake_scheduler.conductor.admission import Admission
 from mooncake_scheduler.conductor.cost import CostFitting, CostModels
 from mooncake_scheduler.conductor.fairness import LEAST_TENANT_SHARE, FairShare, priority_share, tenant_share

@@ -11,7 +11,6 @@ from typing import Protocol, runtime_checkable
 
 from mooncake_core.ledger import InstanceLoad, RefusalReason
 from mooncake_core.registry import Instance
-
 from mooncake_scheduler.conductor.cost import CostModels
 from mooncake_scheduler.conductor.prediction import DecodeLoad
 

@@ -9,7 +9,6 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple, TypeVar
 
 from mooncake_core.registry import Instance, Role
-
 from mooncake_scheduler.conductor.cost import CostModel
 from mooncake_scheduler.conductor.model import (
     Ask,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from mooncake_core.config.scheduler import SloConfig
-
 from mooncake_scheduler.conductor.cost import CostModel
 from mooncake_scheduler.conductor.model import Slo
 

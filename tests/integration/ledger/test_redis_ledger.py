@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
+
 from mooncake_core.ledger import Limits, RedisLedger, RefusalReason, Reservation
 from mooncake_core.resp import RespClient
 from mooncake_testing.redis import RedisServer

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
+
 from mooncake_core.registry import (
     EngineReport,
     Instance,

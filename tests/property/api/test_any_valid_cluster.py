@@ -4,6 +4,7 @@ from itertools import pairwise
 import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+
 from mooncake_core.api import MooncakeCluster, load_manifests, parse_object
 from mooncake_core.api.managed import VOLUMES, is_managed_env
 from mooncake_core.config import SchedulerConfig

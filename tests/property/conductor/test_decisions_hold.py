@@ -7,6 +7,7 @@ from math import inf, isclose
 import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from mooncake_core.config.scheduler import AdmissionMode
 from mooncake_core.ledger import InstanceLoad
 from mooncake_core.profiles import LLAMA3_70B_A800

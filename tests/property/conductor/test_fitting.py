@@ -5,6 +5,7 @@ import random
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from mooncake_core.profiles import LLAMA3_70B_A800
 from mooncake_scheduler.conductor.cost import CostFitting, CostModel, CostModels
 

@@ -1,6 +1,7 @@
 from pathlib import Path
 
 import pytest
+
 from mooncake_core.api import KINDS
 from mooncake_core.api.base import ApiModel
 from mooncake_core.api.crds import definition, definitions, differences, violations, write

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+
 from mooncake_core.api import ManifestError, MooncakeCluster, MooncakeDecodePool, load_manifests
 
 MINIMAL = """

@@ -4,6 +4,7 @@ import subprocess
 import sys
 
 import pytest
+
 from mooncake_core.api import ManifestError, load_manifests
 
 PROMISED = """

@@ -3,6 +3,7 @@ from decimal import Decimal
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from mooncake_core.api.scalars import duration_s, quantity, quantity_bytes
 
 

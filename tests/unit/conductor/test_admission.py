@@ -4,6 +4,7 @@ import dataclasses
 import random
 
 import pytest
+
 from mooncake_core.config.scheduler import AdmissionMode
 from mooncake_core.ledger import InstanceLoad, Limits, RefusalReason
 from mooncake_scheduler.conductor.admission import Admission

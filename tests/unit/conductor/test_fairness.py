@@ -1,6 +1,7 @@
 """Shares of tokens between tenants."""
 
 import pytest
+
 from mooncake_scheduler.conductor.fairness import MOST_TENANTS, FairShare, priority_share, tenant_share
 
 

@@ -1,6 +1,7 @@
 """Predicted answer lengths."""
 
 import pytest
+
 from mooncake_scheduler.conductor.output import MOST_CLASSES, OutputPrediction
 
 

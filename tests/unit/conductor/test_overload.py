@@ -9,6 +9,7 @@ import random
 from collections import Counter
 
 import pytest
+
 from mooncake_core.config.scheduler import AdmissionMode
 from mooncake_core.ledger import InstanceLoad, MemoryLedger
 from mooncake_core.profiles import LLAMA3_70B_A800

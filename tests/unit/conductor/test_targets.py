@@ -3,6 +3,7 @@
 import dataclasses
 
 import pytest
+
 from mooncake_core.config.scheduler import SloConfig
 from mooncake_scheduler.conductor.model import Slo
 from mooncake_scheduler.conductor.targets import targets_of

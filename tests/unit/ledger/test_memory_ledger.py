@@ -1,6 +1,7 @@
 """What one scheduler's ledger must say of the work it promised."""
 
 import pytest
+
 from mooncake_core.ledger import InstanceLoad, Limits, MemoryLedger, RefusalReason, Reservation
 from mooncake_core.ledger.contract import BUCKET_S
 

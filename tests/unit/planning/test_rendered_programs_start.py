@@ -6,6 +6,7 @@ import time
 
 import pytest
 import redis
+
 from mooncake_core.api import load_manifests
 from mooncake_operator.planning import Credentials, LocalNames, pod_names, render
 from mooncake_simulator.engine.options import parse

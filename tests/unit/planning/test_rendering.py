@@ -4,6 +4,7 @@ import json
 
 import msgspec
 import pytest
+
 from mooncake_core.api import MooncakeDecodePool, parse_object
 from mooncake_core.config import AdmissionMode, SchedulerConfig, SidecarConfig
 from mooncake_core.registry import Instance, Role

@@ -1,6 +1,7 @@
 """Algorithm 1 of the paper, by numbers that can be worked out by hand."""
 
 import pytest
+
 from mooncake_core.registry import Role
 from mooncake_scheduler.conductor.model import NoInstanceError
 from mooncake_scheduler.policies import create

@@ -1,6 +1,7 @@
 """The policies that the paper compares with, and how policies are made by name."""
 
 import pytest
+
 from mooncake_scheduler.policies import UnknownPolicyError, create, names
 from mooncake_testing.worlds import Script, ask, decode, prefill, world
 

@@ -1,6 +1,7 @@
 """What the default policy does beyond Algorithm 1."""
 
 import pytest
+
 from mooncake_core.ledger import InstanceLoad
 from mooncake_core.registry import Role
 from mooncake_scheduler.policies import create

@@ -5,6 +5,7 @@ from collections import OrderedDict
 from statistics import fmean
 
 import pytest
+
 from mooncake_core.config.scheduler import AdmissionMode
 from mooncake_core.ledger import InstanceLoad
 from mooncake_core.profiles import LLAMA3_70B_A800

@@ -5,6 +5,7 @@ import os
 from pathlib import Path
 
 import pytest
+
 from mooncake_core.config.base import ConfigError
 from mooncake_core.registry import Instance, InstanceState, Role, StaticRegistry
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from mooncake_core.registry import Role
-
 from mooncake_scheduler.conductor.model import Ask, Chance, InstanceView, Placement, World
 from mooncake_scheduler.conductor.placement import (
     DecodeEstimate,
