@@ -60,7 +60,7 @@ class AuthConfig(ConfigDocument):
     """Bearer keys. Files, not values: they come from mounted Secrets and are read again when they change."""
 
     api_keys_file: str | None = None
-    """JSON object {key name: key} or {key name: {"key": …, "priority": …, "weight": …}}; the name is the tenant."""
+    """JSON object {name: key} or {name: {"key": …, "priority": …, "weight": …}}; the name is the tenant."""
     admin_token_file: str | None = None
 
 
