@@ -18,19 +18,23 @@ from pydantic import ValidationError
 
 from mooncake_core.config import SidecarConfig
 from mooncake_core.config.base import ConfigError
+from mooncake_core.registry.memory import HEARTBEAT_TTL_S
 from mooncake_sidecar.engine.drain import drain
+from mooncake_sidecar.engine.engine_probe import EngineProbe, Health
 from mooncake_sidecar.engine.server import build_server
 from mooncake_sidecar.engine.sidecar import Sidecar
 
 CONFIG_VARIABLE = "MOONCAKE_SIDECAR_CONFIG"
 _BEYOND_DRAIN_S = 5.0
+_ASK_AGAIN_S = 0.5
+_FORGOTTEN_AFTER_S = HEARTBEAT_TTL_S + 1.0
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Run; returns the exit status.
 
     2: the configuration cannot be used. 1: a port or the journal cannot be had; for `drain`, that work was
-    left when the time was over. 3: no sidecar answered the drain.
+    left when the time was over.
     """
     parser = argparse.ArgumentParser(prog="python -m mooncake_sidecar.engine", description=__doc__)
     parser.add_argument("command", nargs="?", choices=["run", "drain"], default="run")
@@ -68,24 +72,40 @@ def read_config() -> SidecarConfig:
 
 
 def ask_to_drain(config: SidecarConfig) -> int:
-    """Have the sidecar that runs here drain its engine, through its restarts if need be."""
+    """Have the sidecar that runs here drain its engine, through its restarts if need be.
+
+    A sidecar that was told to end has drained on its own account and may be gone: then the engine is asked.
+    """
     host = "127.0.0.1" if config.listen.host in ("0.0.0.0", "::") else config.listen.host
-    url = f"http://{host}:{config.listen.port}/drain"
     deadline_s = time.monotonic() + config.drain_timeout_s
-    while (left_s := deadline_s - time.monotonic()) > 0:
-        try:
-            answer = httpx.post(
-                url, params={"timeout_s": left_s}, timeout=left_s + _BEYOND_DRAIN_S, trust_env=False
-            )
-            print(f"mooncake_sidecar: drain: {answer.text}")
-            return 0 if answer.status_code == 200 else 1
-        except httpx.ConnectError:
-            time.sleep(min(0.5, left_s))
-        except httpx.HTTPError as error:
-            print(f"mooncake_sidecar: drain: {error!r}, asking again", file=sys.stderr)
-            time.sleep(min(0.5, left_s))
-    print(f"mooncake_sidecar: drain: no sidecar answers at {url}", file=sys.stderr)
-    return 3
+    alone_since_s: float | None = None
+    with httpx.Client(base_url=f"http://{host}:{config.listen.port}", trust_env=False) as http:
+        while (left_s := deadline_s - time.monotonic()) > 0:
+            try:
+                answer = http.post("/drain", params={"timeout_s": left_s}, timeout=left_s + _BEYOND_DRAIN_S)
+                print(f"mooncake_sidecar: drain: {answer.text}")
+                return 0 if answer.status_code == 200 else 1
+            except httpx.HTTPError as error:
+                now_s = time.monotonic()
+                alone_since_s = alone_since_s or now_s
+                # By then schedulers have forgotten an instance that nobody keeps registered.
+                if now_s - alone_since_s > _FORGOTTEN_AFTER_S and asyncio.run(_is_idle(config)):
+                    print(f"mooncake_sidecar: drain: no sidecar answers ({error!r}), the engine is idle")
+                    return 0
+            time.sleep(min(_ASK_AGAIN_S, left_s))
+    print("mooncake_sidecar: drain: the time is over and the engine still works", file=sys.stderr)
+    return 1
+
+
+async def _is_idle(config: SidecarConfig) -> bool:
+    probe = EngineProbe(config.engine_url)
+    try:
+        load = await probe.load()
+        return not (load.running or load.waiting)
+    except ConnectionError:
+        return await probe.health() is Health.DEAD
+    finally:
+        await probe.close()
 
 
 async def _run(config: SidecarConfig) -> int:

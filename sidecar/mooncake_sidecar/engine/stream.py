@@ -79,8 +79,8 @@ class EventStream:
                     with suppress(asyncio.CancelledError):
                         await task
             subscriber.disable_monitor()
-            subscriber.close(linger=0)
-            self._context.term()
+            # Closes the sockets too: `term` would wait for ever for one that is left, and the loop with it.
+            self._context.destroy(linger=0)
 
     async def _read(self, subscriber: zmq.asyncio.Socket) -> None:
         frames = await subscriber.recv_multipart()

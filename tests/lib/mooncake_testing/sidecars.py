@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+
 from mooncake_core.index import Depth, RedisIndex
 from mooncake_core.registry import Instance
 from mooncake_core.registry.redis import RedisRegistry
@@ -67,6 +68,15 @@ class SidecarProcess:
                 stdout=log,
                 stderr=subprocess.STDOUT,
             )
+
+    def drain(self) -> subprocess.Popen[bytes]:
+        """Run the preStop command beside it."""
+        return subprocess.Popen(
+            [sys.executable, "-m", "mooncake_sidecar.engine", "drain"],
+            env=self.environ,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
 
     def kill(self) -> None:
         """kill -9."""
