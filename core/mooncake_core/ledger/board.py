@@ -16,13 +16,18 @@ from mooncake_core.ledger.contract import InstanceLoad, Limits, RefusalReason, R
 class Sum:
     """The shares of all incarnations at one instance, added up; only the head's countdown depends on time."""
 
-    __slots__ = ("_head_us", "_queued_us", "_still", "came_s")
+    __slots__ = ("_came_s", "_head_us", "_queued_us", "_still")
 
     def __init__(self, shares: Sequence[Share]) -> None:
         queue = shares[0].queue if len(shares) == 1 else tuple(merge(*(share.queue for share in shares)))
-        self.came_s, self._head_us = queue[0] if queue else (inf, 0)
-        """When the oldest prefill was reserved; inf without one."""
-        self._queued_us = sum(cost_us for _, cost_us in queue)
+        self._came_s, self._head_us = queue[0] if queue else (inf, 0)
+        self._queued_us = sum([cost_us for _, cost_us in queue])
+        if len(shares) == 1:
+            one = shares[0]
+            self._still = InstanceLoad(
+                0.0, len(queue), one.batch, one.arriving, one.kv_tokens, one.prefill_ends, one.decode_ends
+            )
+            return
         self._still = InstanceLoad(
             queued=len(queue),
             batch=sum(share.batch for share in shares),
@@ -41,7 +46,7 @@ class Sum:
         """
         if not self._queued_us:
             return 0
-        return self._queued_us - min(self._head_us, microseconds(now_s - max(since_s, self.came_s)))
+        return self._queued_us - min(self._head_us, microseconds(now_s - max(since_s, self._came_s)))
 
     def at(self, now_s: float, since_s: float) -> InstanceLoad:
         """The load at a moment; arguments as for `queued_us`."""
@@ -146,8 +151,12 @@ class Board:
             self._touched.update(self._peers.pop(peer))
 
     def _leaves_queue(self, entry: Entry, now_s: float) -> None:
-        self._add_up()
-        if entry.reserved_s <= self._sums[entry.queue].came_s:
+        oldest_s = self.book.oldest_s(entry.queue)
+        for shares in self._peers.values():
+            share = shares.get(entry.queue)
+            if share is not None and share.queue:
+                oldest_s = min(oldest_s, share.queue[0][0])
+        if entry.reserved_s <= oldest_s:
             self.since_s[entry.queue] = now_s
 
     def _add_up(self) -> None:

@@ -7,6 +7,7 @@ tokens, so that sums are exact: what was added and taken away again leaves zero.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from math import inf
 from typing import TypeAlias
 
 import msgspec
@@ -173,6 +174,11 @@ class Book:
         decode.kv_tokens -= reservation.kv_tokens
         _count(decode.decode_ends, entry.decode_bucket, -1, -reservation.kv_tokens)
         return entry
+
+    def oldest_s(self, instance: str) -> float:
+        """When the oldest prefill queued at an instance was reserved; inf without one."""
+        tally = self._tallies.get(instance)
+        return next(iter(tally.queue.values()))[0] if tally is not None and tally.queue else inf
 
     def shares(self) -> dict[str, Share]:
         """The share of every instance to which something is promised."""

@@ -8,10 +8,11 @@ reservations are reaped by its live peers.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from enum import StrEnum
 from math import inf
 from typing import Protocol
+
+import msgspec
 
 BUCKET_S = 0.1
 """Width of the buckets in which predicted ends are counted."""
@@ -26,8 +27,7 @@ class RefusalReason(StrEnum):
     TENANT_QUOTA = "tenant_quota"
 
 
-@dataclass(frozen=True, slots=True)
-class Reservation:
+class Reservation(msgspec.Struct, frozen=True):
     """What one admitted request takes, from admission to its last token."""
 
     id: str
@@ -45,8 +45,7 @@ class Reservation:
     tenant: str = "default"
 
 
-@dataclass(frozen=True, slots=True)
-class Limits:
+class Limits(msgspec.Struct, frozen=True):
     """Bounds that `reserve` checks again at the last moment, atomically over all schedulers."""
 
     queued_s: float = inf
@@ -57,8 +56,7 @@ class Limits:
     """KV tokens that fit on the decode instance; 0 = no bound."""
 
 
-@dataclass(frozen=True, slots=True)
-class InstanceLoad:
+class InstanceLoad(msgspec.Struct, frozen=True):
     """Work promised to one instance and not yet finished, at one moment."""
 
     queued_s: float = 0.0
@@ -71,9 +69,9 @@ class InstanceLoad:
     """Requests promised to this decode instance whose prefill has not ended."""
     kv_tokens: int = 0
     """KV tokens of the batch and of those arriving."""
-    prefill_ends: Sequence[tuple[int, int, int]] = field(default=())
+    prefill_ends: Sequence[tuple[int, int, int]] = ()
     """(bucket, requests, KV tokens) of those arriving, by when their prefill is predicted to end."""
-    decode_ends: Sequence[tuple[int, int, int]] = field(default=())
+    decode_ends: Sequence[tuple[int, int, int]] = ()
     """(bucket, requests, KV tokens) of all promised here, by when their decode is predicted to end."""
 
 

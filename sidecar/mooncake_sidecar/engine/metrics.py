@@ -67,6 +67,6 @@ class SidecarMetrics(Collector):
             ("index_batches", "Batches written into the index.", sidecar.writer.batches),
             ("index_refills", "Times that everything was written anew.", sidecar.writer.refills),
             ("pool_blocks_gone", "Blocks that the store's master had no more.", pool.gone if pool else 0),
-            ("pool_blocks_nameless", "Blocks told of by a shortened hash.", pool.nameless if pool else 0),
+            ("pool_blocks_nameless", "Blocks told of by a shortened hash.", residency.mirror.nameless),
         ):
             yield CounterMetricFamily(f"mooncake_sidecar_{name}", text, float(value))

@@ -83,7 +83,7 @@ class Block:
 class Shared(NamedTuple):
     """A block that came into the pool."""
 
-    hash: BlockHash
+    hash: bytes
     key: int
     tier: Tier
 
@@ -109,6 +109,8 @@ class Mirror:
         self._blocks: dict[BlockHash, Block] = {}
         self.orphans = 0
         """Blocks told of whose parent is unknown: without it they have no key."""
+        self.nameless = 0
+        """Blocks of the pool told of by a shortened hash: the store knows them by the whole one."""
         self.opaque = 0
         """Blocks told of that tokens do not determine (images, embeddings)."""
 
@@ -157,8 +159,9 @@ class Mirror:
     def shared(self) -> Iterator[Shared]:
         """All that this engine has put into the pool, as far as known."""
         for name, block in self._blocks.items():
-            for tier in _tiers_of(block.shared):
-                yield Shared(name, block.key, tier)
+            if isinstance(name, bytes):
+                for tier in _tiers_of(block.shared):
+                    yield Shared(name, block.key, tier)
 
     def image(self) -> Image:
         """Everything, to be journalled."""
@@ -189,6 +192,9 @@ class Mirror:
             if parent is None:
                 self.orphans += known
                 return None
+        if shared and not all(isinstance(name, bytes) for name in event.hashes):
+            self.nameless += known
+            return None
         if not known:
             return None
         tokens = event.token_ids[: known * event.block_size]
@@ -210,6 +216,7 @@ class Mirror:
             if step.shared:
                 block.shared |= tier
                 # Told again, it was written again: whoever was told that it had gone must hear of it.
+                assert isinstance(name, bytes), "the store knows blocks by their whole hash"
                 new_shared.append(Shared(name, key, tier))
             elif tier is Tier.HBM:
                 block.copies += 1

@@ -20,7 +20,6 @@ import httpx
 import msgspec
 import structlog
 
-from mooncake_core.events import BlockHash
 from mooncake_core.index import Change, PrefixIndex, Removed, Source, Stored, Tier
 from mooncake_core.registry import EngineKind, Instance, Registry, Role, StaleEpochError
 from mooncake_core.resp import RespClient
@@ -68,8 +67,6 @@ class Pool:
         self.master_away = False
         self.gone = 0
         """Blocks that the master had no more."""
-        self.nameless = 0
-        """Blocks told of by a shortened hash, which cannot be found in the store."""
         self._record = record
         self._model = model
         self._registry = registry
@@ -93,9 +90,6 @@ class Pool:
         by_tier: dict[Tier, list[int]] = {}
         not_before_s = time.monotonic() + _FRESH_S
         for name, key, tier in shared:
-            if not isinstance(name, bytes):
-                self.nameless += 1
-                continue
             self._unchecked[name] = (key, tier, not_before_s)
             by_tier.setdefault(tier, []).append(key)
         self._outbox += [Stored(keys, tier) for tier, keys in by_tier.items()]
@@ -219,9 +213,8 @@ class Pool:
         self._outbox.append(Stored([key], tier))
         self._unchecked[name] = (key, tier, 0.0)
 
-    def _store_key(self, name: BlockHash) -> str:
+    def _store_key(self, name: bytes) -> str:
         """How vLLM's store connector names a block (engines.md §6)."""
-        assert isinstance(name, bytes)
         return f"{self._model}@tp_rank:0@pcp0@dcp0@pp_rank:0@group:0@{name.hex()}"
 
 

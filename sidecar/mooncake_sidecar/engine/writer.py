@@ -30,16 +30,28 @@ class IndexWriter:
         self._residency = residency
         self._source: Source | None = None
         self._attached = False
+        self._spoiled = False
+        """Only a part may have been written into this epoch, which could be outdated by now."""
 
     @property
     def attached(self) -> bool:
         """Whether the index is known to agree, but for what waits."""
         return self._attached
 
+    @property
+    def is_open(self) -> bool:
+        """Whether there is an epoch to write under."""
+        return self._source is not None
+
     def open(self, epoch: int) -> None:
         """The registry gave an epoch: write under it from now on."""
         self._residency.begin_epoch(epoch)
         self._source = Source(self._instance, epoch)
+        self._attached = self._spoiled = False
+
+    def shut(self) -> None:
+        """The registration was lost: write no more before the next `open`."""
+        self._source = None
         self._attached = False
 
     def doubt(self) -> None:
@@ -81,15 +93,14 @@ class IndexWriter:
             if not self._residency.carries_on_from(applied):
                 raise self._stale(f"the index is at {applied}, which cannot be carried on")
             self._residency.acknowledge(applied)
-        elif applied >= 0:
+        elif applied >= 0 or self._spoiled:
             raise self._stale("the epoch has been written to already")
         else:
             changes, version = self._residency.everything()
             try:
                 self._acknowledge(await self._index.apply(source, changes, version), version)
             except ConnectionError:
-                # Some of it may be there, and could be outdated when the rest is written.
-                self._source = None
+                self._spoiled = True
                 raise
             self.refills += 1
             _log.info("index filled", epoch=source.epoch, blocks=sum(len(change.keys) for change in changes))

@@ -1,0 +1,185 @@
+"""What engines put into the store is in the index as the pool's, as long as the store's master has it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from mooncake_core.registry import Role
+from mooncake_testing.redis import RedisServer
+from mooncake_testing.sidecars import SharedView, SidecarProcess, until
+from mooncake_testing.simulated import Simulated, SimulatedProcess
+
+BLOCK = 16
+STORE = {"kv_connector": "MooncakeStoreConnector", "kv_role": "kv_both"}
+Start = Callable[[SimulatedProcess, str], SidecarProcess]
+
+
+@pytest.fixture
+def simulated() -> Iterator[Simulated]:
+    with Simulated() as processes:
+        yield processes
+
+
+@pytest.fixture
+def master(simulated: Simulated) -> SimulatedProcess:
+    master = simulated.master()
+    simulated.node(master)
+    return master
+
+
+@pytest.fixture
+def start(tmp_path: Path, redis_server: RedisServer, master: SimulatedProcess) -> Iterator[Start]:
+    started: list[SidecarProcess] = []
+
+    def begin(engine: SimulatedProcess, instance: str) -> SidecarProcess:
+        settings = {"fetch": "store", "store": "pool", "store_url": master.bootstrap_url}
+        started.append(SidecarProcess(tmp_path, redis_server, engine.url, instance=instance, **settings))
+        return started[-1]
+
+    yield begin
+    for one in started:
+        one.end()
+        assert "Traceback" not in one.log(), one.log()
+
+
+@pytest.fixture
+async def shared(redis_server: RedisServer) -> AsyncIterator[SharedView]:
+    view = SharedView(redis_server)
+    await view.open()
+    yield view
+    await view.close()
+
+
+def start_engine(simulated: Simulated, master: SimulatedProcess, **environ: str) -> SimulatedProcess:
+    names = {"VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES": "0"} | environ
+    return simulated.engine(
+        "--num-gpu-blocks-override",
+        "200",
+        events=True,
+        connector=STORE,
+        environ={**simulated.store_environ(master), **names},
+    )
+
+
+def compute(engine: SimulatedProcess, first_token: int) -> set[int]:
+    """Have the engine compute a prompt of four blocks; returns their keys."""
+    before = set(engine.get("/simulator/blocks")["keys"])
+    prompt = [first_token + n for n in range(4 * BLOCK + 1)]
+    answer = engine.post("/v1/completions", {"model": "tiny", "prompt": prompt, "max_tokens": 1})
+    assert answer.status_code == 200, answer.text
+    return set(engine.get("/simulator/blocks")["keys"]) - before
+
+
+def in_pool(shared: SharedView, keys: set[int], *, all_of_them: bool) -> Callable[[], Awaitable[bool]]:
+    async def check() -> bool:
+        held = await shared.held(keys, "pool", tier=1)
+        return held == keys if all_of_them else not held
+
+    return check
+
+
+async def test_blocks_of_all_engines_are_the_pools(
+    simulated: Simulated, master: SimulatedProcess, start: Start, shared: SharedView
+) -> None:
+    one, two = start_engine(simulated, master), start_engine(simulated, master)
+    start(one, "engine-0")
+    start(two, "engine-1")
+    keys = compute(one, 1000) | compute(two, 50_000)
+    assert len(keys) == 8
+    await until(in_pool(shared, keys, all_of_them=True))
+    pool = await shared.instance("pool")
+    assert pool is not None
+    assert (pool.role, pool.url, pool.epoch, pool.block_size_tokens) == (
+        Role.STORE,
+        master.bootstrap_url,
+        1,
+        BLOCK,
+    )
+    engine = await shared.instance("engine-0")
+    assert engine is not None
+    assert (engine.fetch, engine.store) == ("store", "pool")
+    # HBM is each engine's own.
+    assert await shared.held(keys, "pool", tier=0) == set()
+
+
+async def test_what_the_store_lost_leaves_the_index_and_the_engines_keep_theirs(
+    simulated: Simulated, master: SimulatedProcess, start: Start, shared: SharedView
+) -> None:
+    engine = start_engine(simulated, master)
+    start(engine, "engine-0")
+    keys = compute(engine, 1000)
+    await until(in_pool(shared, keys, all_of_them=True))
+    async with httpx.AsyncClient(base_url=master.bootstrap_url, trust_env=False) as admin:
+        assert (await admin.post("/api/v1/remove_all")).status_code == 200
+    await until(in_pool(shared, keys, all_of_them=False))
+    assert await shared.held(keys, "engine-0") == keys
+    pool = await shared.instance("pool")
+    assert pool is not None
+    assert pool.epoch == 1
+
+
+async def test_a_store_that_lost_everything_begins_a_new_epoch(
+    simulated: Simulated, master: SimulatedProcess, start: Start, shared: SharedView
+) -> None:
+    engine = start_engine(simulated, master)
+    start(engine, "engine-0")
+    keys = set()
+    for number in range(5):
+        keys |= compute(engine, 1000 * (number + 1))
+    await until(in_pool(shared, keys, all_of_them=True))
+    async with httpx.AsyncClient(base_url=master.bootstrap_url, trust_env=False) as admin:
+        assert (await admin.post("/api/v1/remove_all")).status_code == 200
+
+    async def new_epoch() -> bool:
+        pool = await shared.instance("pool")
+        return pool is not None and pool.epoch == 2
+
+    await until(new_epoch)
+    await until(in_pool(shared, keys, all_of_them=False))
+    again = compute(engine, 90_000)
+    await until(in_pool(shared, again, all_of_them=True))
+
+
+async def test_the_pool_outlives_an_engine_and_a_sidecar(
+    simulated: Simulated, master: SimulatedProcess, start: Start, shared: SharedView
+) -> None:
+    one, two = start_engine(simulated, master), start_engine(simulated, master)
+    first = start(one, "engine-0")
+    start(two, "engine-1")
+    keys = compute(one, 1000)
+    await until(in_pool(shared, keys, all_of_them=True))
+    one.kill()
+    first.kill()
+    await until(lambda: gone(shared, "engine-0"))
+    assert await shared.held(keys, "pool", tier=1) == keys
+
+
+async def gone(shared: SharedView, name: str) -> bool:
+    return await shared.instance(name) is None
+
+
+async def test_blocks_with_shortened_names_are_not_told_of_because_the_store_cannot_be_asked(
+    simulated: Simulated, master: SimulatedProcess, start: Start, shared: SharedView
+) -> None:
+    engine = start_engine(simulated, master, VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES="1")
+    sidecar = start(engine, "engine-0")
+    keys = compute(engine, 1000)
+
+    async def counted() -> bool:
+        async with httpx.AsyncClient(base_url=sidecar.url, trust_env=False) as http:
+            try:
+                return "pool_blocks_nameless_total 4.0" in (await http.get("/metrics")).text
+            except httpx.TransportError:
+                return False
+
+    await until(counted)
+    assert await shared.held(keys, "pool", tier=1) == set()
+    await until(lambda: holds(shared, keys))
+
+
+async def holds(shared: SharedView, keys: set[int]) -> bool:
+    return await shared.held(keys, "engine-0") == keys

@@ -1,0 +1,43 @@
+"""Faults that only metrics show."""
+
+from mooncake_sidecar.engine.alarms import LEAK_AFTER_S, SILENT_AFTER_BLOCKS, Alarms
+from mooncake_sidecar.engine.engine_probe import Load
+
+
+def load(**fields: float) -> Load:
+    return Load(**({"running": 0, "waiting": 0, "kv_usage": 0.0, "prompt_tokens": 0.0} | fields))  # type: ignore[arg-type]
+
+
+def test_kv_that_stays_in_use_at_rest_is_reported_until_it_is_free() -> None:
+    alarms = Alarms(16, publishes=True)
+    alarms.observe(load(kv_usage=0.2), 1, 0.0)
+    alarms.observe(load(kv_usage=0.2), 1, LEAK_AFTER_S)
+    assert not alarms.kv_leaked
+    alarms.observe(load(kv_usage=0.2), 1, LEAK_AFTER_S + 1)
+    assert alarms.kv_leaked
+    alarms.observe(load(), 1, LEAK_AFTER_S + 2)
+    assert not alarms.kv_leaked
+
+
+def test_kv_in_use_while_requests_come_and_go_is_no_leak() -> None:
+    alarms = Alarms(16, publishes=True)
+    for second in range(500):
+        alarms.observe(load(kv_usage=0.2, running=second % 50 == 0), 1, float(second))
+        assert not alarms.kv_leaked
+
+
+def test_an_engine_that_computes_and_never_publishes_is_reported() -> None:
+    alarms = Alarms(16, publishes=True)
+    alarms.observe(load(prompt_tokens=1e6), 0, 0.0)
+    assert not alarms.publisher_silent
+    alarms.observe(load(prompt_tokens=1e6 + 16 * SILENT_AFTER_BLOCKS + 1), 0, 1.0)
+    assert alarms.publisher_silent
+    alarms.observe(load(prompt_tokens=2e6), 1, 2.0)
+    assert not alarms.publisher_silent
+
+
+def test_an_engine_that_should_not_publish_may_be_silent() -> None:
+    alarms = Alarms(16, publishes=False)
+    alarms.observe(load(), 0, 0.0)
+    alarms.observe(load(prompt_tokens=1e6), 0, 1.0)
+    assert not alarms.publisher_silent
