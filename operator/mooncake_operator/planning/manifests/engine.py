@@ -169,7 +169,8 @@ def _environment(plan: Plan, pool: EnginePoolPlan, pod: str) -> list[Object]:
         env("VLLM_HOST_IP", reference(POD_IP)),
         # One seed for all: block hashes, and with them the store's keys, must agree (vLLM below 0.30).
         env("PYTHONHASHSEED", HASH_SEED),
-        env("VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES", "1"),
+        # Whole hashes: by them the store's master is asked about a block, which shortened ones do not name.
+        env("VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES", "0"),
         env("VLLM_MOONCAKE_BOOTSTRAP_PORT", str(plan.names.port(pod, Port.BOOTSTRAP))),
         env("VLLM_NIXL_SIDE_CHANNEL_HOST", reference(POD_IP)),
         env("VLLM_NIXL_SIDE_CHANNEL_PORT", str(plan.names.port(pod, Port.SIDE_CHANNEL))),
