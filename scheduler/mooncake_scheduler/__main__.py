@@ -48,7 +48,7 @@ async def _serve(config: SchedulerConfig) -> int:
     # What was made so far lives as long as the process: the collector need not look at it again and again.
     gc.collect()
     gc.freeze()
-    gc.set_threshold(10_000, 20, 20)
+    gc.set_threshold(50_000, 20, 50)
     await stopping.wait()
     await scheduler.stop()
     return 0

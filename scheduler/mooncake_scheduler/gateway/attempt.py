@@ -163,6 +163,7 @@ class Attempt:
                 return asked
             engine_id = asked[1]
         services.ledger.prefill_finished(job.ask.id, services.clock.now_s())
+        job.prefill_done = True
         services.accounting.prefilled(job, member, self._placement, answer, time.monotonic() - started_s)
         if instance.store:
             await services.residency.holds(instance.store, job.keys, Tier.DRAM)
@@ -219,7 +220,8 @@ class Attempt:
         if setback is not None:
             return self._failed(member, leg, setback)
         job.first_s = time.monotonic()
-        self._begun()
+        # The ledger is told by the release alone, which follows at once.
+        job.enter(Phase.DECODING)
         answer = leg.answer
         job.usage = usage_of(answer)
         if job.cached_tokens is not None:
@@ -309,9 +311,11 @@ class Attempt:
     # -- what happened
 
     def _begun(self) -> None:
+        """The first token has come: if the answering engine prefilled, it has done so."""
         job, services = self._job, self._services
         job.enter(Phase.DECODING)
-        services.ledger.prefill_finished(job.ask.id, services.clock.now_s())
+        if not job.prefill_done:
+            services.ledger.prefill_finished(job.ask.id, services.clock.now_s())
 
     def _served(self, member: Member) -> None:
         self._services.roster.served(member)

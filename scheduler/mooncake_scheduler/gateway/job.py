@@ -93,6 +93,8 @@ class Job:
     placement: Placement | None = None
     reserved: str | None = None
     """Id of the reservation held."""
+    prefill_done: bool = False
+    """The ledger knows that the present reservation's prefill has ended."""
     cached_tokens: int | None = None
     """What the prefill leg says."""
     usage: Usage | None = None

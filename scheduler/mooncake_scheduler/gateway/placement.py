@@ -65,6 +65,7 @@ class Placer:
         self._reserve_locally = reserve_locally
         self._models: dict[str, CostModel] = {}
         self._frozen_costs = CostModels()
+        self._blanks: dict[str, InstanceView] = {}
         self._slo_config = slo
         self._slo = Slo(slo.ttft_s, slo.tbt_s)
         self._relative = slo.ttft_multiplier is not None or slo.tbt_multiplier is not None
@@ -219,7 +220,11 @@ class Placer:
     ) -> InstanceView:
         load = loads.get(instance.id, _IDLE)
         if not depths:
-            return InstanceView(instance, load)
+            # Most often the same as a moment ago: a frozen object is costly to make.
+            blank = self._blanks.get(instance.id)
+            if blank is None or blank.load is not load or blank.instance is not instance:
+                blank = self._blanks[instance.id] = InstanceView(instance, load)
+            return blank
         held = depths.get(instance.id, _UNKNOWN).hbm
         fetchable = held
         ssd = False

@@ -144,6 +144,7 @@ class Request:
         job.enter(Phase.PLACED)
         job.enter(Phase.RESERVED)
         job.reserved = job.ask.id
+        job.prefill_done = False
         job.placement = placement
         decision = job.decision
         decision.attempts += 1
@@ -190,6 +191,7 @@ class Request:
         await services.placer.reserve(reservation, Limits(), now_s)
         job.reserved = ask.id
         services.ledger.prefill_finished(ask.id, now_s)
+        job.prefill_done = True
         job.placement = job.decision.placement = placement
         job.decision.attempts += 1
         job.phase = Phase.PREFILLING

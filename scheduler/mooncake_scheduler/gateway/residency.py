@@ -25,6 +25,7 @@ from mooncake_core.index import (
     Tier,
 )
 from mooncake_core.registry import Instance
+from mooncake_core.resp import DeadlineError
 from mooncake_scheduler.gateway.recent import RecentDispatches
 
 _log = structlog.get_logger(__name__)
@@ -37,6 +38,8 @@ JOURNAL_BIT = 50
 """Of these, read into the own index by each request that needs it,"""
 JOURNAL_SLICE = 500
 """and by each background turn."""
+FAILURES = 3
+"""Late answers in a row after which the shared index counts as too slow."""
 AWAY_S = 1.0
 """Wall seconds for which a shared index that failed is not asked again."""
 BELIEVED_S = 2.0
@@ -147,6 +150,7 @@ class SharedResidency:
         self.local_index = local.local_index
         self.mode = "shared"
         self.failures = 0
+        self._failures_in_row = 0
 
     async def follow(self, instances: Sequence[Instance]) -> None:
         """As `LocalResidency.follow`; the shared index is kept by the sidecars."""
@@ -171,12 +175,9 @@ class SharedResidency:
         try:
             found = await self._shared.match(keys)
         except ConnectionError as error:
-            self.failures += 1
-            self._away_until_s = now_s + AWAY_S
-            if self.mode == "shared":
-                self.mode = "local"
-                _log.warning("the shared index is away, own dispatches are used", error=str(error))
+            self._failed(error)
             return await self._match_locally(keys)
+        self._failures_in_row = 0
         if self.mode == "local":
             self.mode = "shared"
             _log.info("the shared index is back")
@@ -194,6 +195,17 @@ class SharedResidency:
         """As `LocalResidency.holds`."""
         if keys:
             self._journal.append((holder_id, keys, tier))
+
+    def _failed(self, error: ConnectionError) -> None:
+        """A late answer may be our own loop's fault; only several in a row, or a broken connection, count."""
+        self.failures += 1
+        self._failures_in_row += 1
+        if isinstance(error, DeadlineError) and self._failures_in_row < FAILURES:
+            return
+        self._away_until_s = time.monotonic() + AWAY_S
+        if self.mode == "shared":
+            self.mode = "local"
+            _log.warning("the shared index is away, own dispatches are used", error=str(error))
 
     async def _match_locally(self, keys: Sequence[int]) -> Mapping[str, Depth]:
         await self._read_journal(JOURNAL_BIT)
