@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from pathlib import Path
 
 import structlog
@@ -13,10 +14,13 @@ from mooncake_core.index import RedisIndex
 from mooncake_core.ledger import RedisLedger
 from mooncake_core.registry.redis import RedisRegistry
 from mooncake_core.resp import RespClient
+from mooncake_scheduler.orphans import Orphans
 
 _log = structlog.get_logger(__name__)
 
 SWEEP_BUCKETS = 16
+ORPHAN_PATIENCE_S = 300.0
+"""Wall seconds after which the blocks of an instance without a registration are forgotten."""
 
 
 class SharedState:
@@ -41,6 +45,7 @@ class SharedState:
         except ValueError as error:
             raise ConfigError(f"redis_url: {error}") from error
         self.index = RedisIndex(self.client, namespace=namespace)
+        self._orphans = Orphans(ORPHAN_PATIENCE_S)
         self.ledger = RedisLedger(self.client, prefix=f"{{{namespace}}}:")
         self.registry = RedisRegistry(config.redis_url, namespace=namespace, password=self.password)
 
@@ -70,9 +75,13 @@ class SharedState:
             _log.warning("Redis is away", error=str(error))
 
     async def sweep(self) -> None:
-        """Clear away a little of what ended lives left in the index."""
+        """Clear away a little of what ended lives left in the index; end lives that nobody will end."""
         with contextlib.suppress(ConnectionError):
             await self.index.sweep(SWEEP_BUCKETS)
+            registered = {instance.id for instance in await self.registry.instances()}
+            for source in self._orphans.due(await self.index.sources(), registered, time.monotonic()):
+                _log.warning("an instance is gone, its blocks are forgotten", instance=source.instance)
+                await self.index.detach(source)
 
     async def close(self) -> None:
         """Leave."""

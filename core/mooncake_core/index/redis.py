@@ -93,6 +93,16 @@ class RedisIndex:
     async def detach(self, source: Source) -> None:
         await self._write(_SOURCE, b"detach", source.instance, source.epoch)
 
+    async def sources(self) -> list[Source]:
+        """The attached life of each instance."""
+        reply = await self._client.call(b"HGETALL", self._root + b":sources", timeout_s=self._write_timeout_s)
+        assert isinstance(reply, list)
+        fields = [bytes(field) for field in reply]
+        return [
+            Source(instance.decode(), int(life.split()[0]))
+            for instance, life in zip(fields[::2], fields[1::2], strict=True)
+        ]
+
     async def apply(self, source: Source, changes: Sequence[Change], sequence: int) -> int:
         limits = await self._read_limits()
         applied: int | None = None
