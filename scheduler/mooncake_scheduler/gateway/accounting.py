@@ -72,13 +72,13 @@ class Accounting:
     def served_whole(self, job: Job, member: Member) -> None:
         """One engine has served a request from start to end."""
         usage = job.usage
-        prompt = usage.prompt_tokens if usage is not None else job.ask.prompt_tokens
-        cached = (usage.cached_tokens or 0) if usage is not None else 0
-        member.prompt_tokens += prompt
-        member.cached_tokens += cached
-        self._metrics.cached(prompt, cached)
-        if job.cached_tokens is None and usage is not None:
-            job.cached_tokens = usage.cached_tokens
+        if usage is None or usage.cached_tokens is None:
+            # A stream without usage, or an engine that does not tell: neither a hit nor a miss.
+            return
+        job.cached_tokens = usage.cached_tokens
+        member.prompt_tokens += usage.prompt_tokens
+        member.cached_tokens += usage.cached_tokens
+        self._metrics.cached(usage.prompt_tokens, usage.cached_tokens)
 
     def finished(self, job: Job) -> None:
         """A request has ended, in whichever way; its reservation is not yet released."""

@@ -24,12 +24,13 @@ class EventStream:
             None = leave events as they are.
     """
 
-    __slots__ = ("_cached_tokens", "_held", "_last", "events")
+    __slots__ = ("_cached_tokens", "_held", "_last", "_previous", "events")
 
     def __init__(self, cached_tokens: int | None = None) -> None:
         self._cached_tokens = cached_tokens
         self._held = b""
         self._last = b""
+        self._previous = b""
         self.events = 0
         """Events passed."""
 
@@ -46,6 +47,7 @@ class EventStream:
             if end >= 0:
                 data, self._held = data[: end + 2], data[end + 2 :]
         self.events += data.count(_END)
+        self._previous = self._last
         self._last = data
         if self._cached_tokens is not None and _USAGE in data:
             return self._patched(data, self._cached_tokens)
@@ -58,7 +60,7 @@ class EventStream:
 
     def last_usage(self) -> Usage | None:
         """Token counts of the last events, where they are told."""
-        for event in reversed(self._last.split(_END)):
+        for event in reversed((self._previous + self._last).split(_END)):
             if _USAGE in event and event.startswith(b"data: "):
                 try:
                     found = _CARRIER.decode(event[6:]).usage

@@ -121,7 +121,8 @@ class Roster:
                 continue
             self._take_engine(instance)
         for gone in [i for i in self.members if i not in seen]:
-            self.members.pop(gone).upstream.close()
+            # Not heard of is not dead: its sidecar may be. Streams of a dead engine break by themselves.
+            self.members.pop(gone).upstream.retire()
             self.version += 1
         for gone in [i for i in self.stores if i not in seen]:
             del self.stores[gone]
@@ -142,7 +143,7 @@ class Roster:
             return
         else:
             if member.instance.url != instance.url:
-                member.upstream.close()
+                member.upstream.retire()
                 member.upstream = Upstream(instance.url)
             if member.instance.epoch != instance.epoch:
                 member.breaker = Breaker()

@@ -284,6 +284,7 @@ class Upstream:
         self.open: set[UpstreamConnection] = set()
         self.generation = 0
         """Grows when a connection opens while none was: another process may answer there now."""
+        self._retired = False
 
     def request(self, method: bytes, path: bytes, headers: bytes, body: bytes, receiver: Receiver) -> Call:
         """Send a request; `headers` are complete lines, those of the body's framing are added."""
@@ -325,7 +326,7 @@ class Upstream:
     def keep(self, connection: UpstreamConnection) -> None:
         """Take a connection back for the next request."""
         connection.idle_since_s = time.monotonic()
-        if len(self._idle) < KEEP_IDLE:
+        if len(self._idle) < KEEP_IDLE and not self._retired:
             self._idle.append(connection)
         else:
             connection.abort()
@@ -335,6 +336,12 @@ class Upstream:
         self.open.discard(connection)
         if connection in self._idle:
             self._idle.remove(connection)
+
+    def retire(self) -> None:
+        """Send no more: what is under way may end, then its connection is closed."""
+        self._retired = True
+        for connection in list(self._idle):
+            connection.abort()
 
     def close(self) -> None:
         """Break off every connection."""
