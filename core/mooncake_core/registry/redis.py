@@ -6,12 +6,14 @@ Keys, below one hash tag:
 - `records`     hash: instance -> JSON of its record, its state included
 - `alive:<id>`  the epoch of a live registration; expires by Redis' own clock unless a heartbeat comes
 - `reports`     hash: instance -> JSON of its last report
+- `born`        when this Redis was first asked; another one than before has lost its memory
 - `version`     when the records last changed, so that a poll without news costs one short reply; a time and
                 no counter, because a Redis that lost its memory would count the same numbers again
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
@@ -73,6 +75,8 @@ return 1
 """
 _LIST = """
 local p, known = KEYS[1], ARGV[1]
+redis.call('SETNX', p .. 'born', table.concat(redis.call('TIME'), '.'))
+local born = redis.call('GET', p .. 'born')
 for _, id in ipairs(redis.call('HKEYS', p .. 'records')) do
   if redis.call('EXISTS', p .. 'alive:' .. id) == 0 then
     redis.call('HDEL', p .. 'records', id)
@@ -81,8 +85,8 @@ for _, id in ipairs(redis.call('HKEYS', p .. 'records')) do
   end
 end
 local version = redis.call('GET', p .. 'version') or ''
-if version == known then return {version} end
-local out = {version}
+if version == known then return {born, version} end
+local out = {born, version}
 local records = redis.call('HGETALL', p .. 'records')
 for i = 1, #records, 2 do
   out[#out + 1] = redis.call('HGET', p .. 'epochs', records[i])
@@ -104,6 +108,9 @@ class _PasswordFile(CredentialProvider):
 
 class RedisRegistry:
     """Instances in Redis. Satisfies `Registry`; for the control path, not for the data path.
+
+    When Redis has lost its memory, those listed before stay listed until they announce themselves again, at
+    most as long as a registration lives without a heartbeat.
 
     Args:
         url: As redis-py takes it.
@@ -144,8 +151,12 @@ class RedisRegistry:
             source: self._redis.register_script(source)
             for source in (_REGISTER, _HEARTBEAT, _DEREGISTER, _MARK, _LIST)
         }
+        self._ttl_s = ttl_s
+        self._born = b""
         self._version = b""
         self._instances: list[Instance] = []
+        self._remembered: list[Instance] = []
+        self._remembered_until_s = 0.0
 
     async def register(self, instance: Instance, *, resume_epoch: int = 0) -> Instance:
         return await self._register(instance, resume_epoch, joins=False)
@@ -169,7 +180,9 @@ class RedisRegistry:
         return bool(await self._run(_MARK, instance_id, state.value))
 
     async def instances(self) -> Sequence[Instance]:
-        version, *records = await self._run(_LIST, self._version)
+        born, version, *records = await self._run(_LIST, self._version)
+        if born != self._born:
+            self._remember(born)
         if records or version != self._version:
             found = [
                 _with_epoch(record, int(epoch))
@@ -177,7 +190,24 @@ class RedisRegistry:
             ]
             self._instances = sorted(found, key=lambda instance: instance.id)
             self._version = version
-        return list(self._instances)
+        return self._with_remembered()
+
+    def _remember(self, born: bytes) -> None:
+        """Redis lost its memory: whoever was there has not left, and announces itself again."""
+        if self._born:
+            self._remembered = list(self._instances)
+            self._remembered_until_s = time.monotonic() + self._ttl_s
+        self._born = born
+
+    def _with_remembered(self) -> list[Instance]:
+        if not self._remembered:
+            return list(self._instances)
+        if time.monotonic() > self._remembered_until_s:
+            self._remembered = []
+            return list(self._instances)
+        announced = {instance.id for instance in self._instances}
+        missing = [instance for instance in self._remembered if instance.id not in announced]
+        return sorted([*self._instances, *missing], key=lambda instance: instance.id)
 
     async def reports(self) -> dict[str, EngineReport]:
         try:

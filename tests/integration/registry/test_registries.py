@@ -161,7 +161,6 @@ async def test_without_redis_calls_fail_as_connection_errors_and_work_again_afte
         with pytest.raises(ConnectionError):
             await call()
     redis_server.restart()
-    assert list(await registry.instances()) == []
     with pytest.raises(StaleEpochError):
         await registry.heartbeat("a", there.epoch)
     assert (await registry.register(there, resume_epoch=there.epoch)).epoch == there.epoch
@@ -176,4 +175,18 @@ async def test_a_redis_that_hangs_counts_as_away(redis_server: RedisServer) -> N
     with pytest.raises(ConnectionError):
         await registry.instances()
     redis_server.resume()
+    await registry.close()
+
+
+async def test_a_redis_that_lost_its_memory_empties_no_list_at_once(redis_server: RedisServer) -> None:
+    registry = RedisRegistry(redis_server.url, namespace="test", ttl_s=TTL_S)
+    a, b = await registry.register(instance("a")), await registry.register(instance("b"))
+    assert list(await registry.instances()) == [a, b]
+    redis_server.restart()
+    assert list(await registry.instances()) == [a, b]
+    again = await registry.register(instance("b", url="http://elsewhere:8000", epoch=b.epoch))
+    assert list(await registry.instances()) == [a, again]
+    await registry.deregister("b", again.epoch)
+    await asyncio.sleep(TTL_S)
+    assert list(await registry.instances()) == []
     await registry.close()

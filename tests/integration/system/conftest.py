@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 import pytest
+
 from mooncake_testing.cluster import Cluster, cluster
 
 MANIFEST = """

@@ -1,4 +1,4 @@
-"""From the second turn on an engine computes what is new and at most one block more, wherever the turn goes."""
+"""From the second turn on an engine computes what is new and one block more at most, wherever the turn goes."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from collections.abc import Iterator
 
 import httpx
 import pytest
-from mooncake_testing.cluster import Cluster, until
 from prometheus_client.parser import text_string_to_metric_families
 
 from mooncake_core.blocks import block_keys
+from mooncake_testing.cluster import Cluster, until
 
 pytestmark = pytest.mark.xdist_group("system")
 
