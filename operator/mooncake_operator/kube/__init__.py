@@ -1,0 +1,1 @@
+"""The Kubernetes API server, as the operator speaks to it."""

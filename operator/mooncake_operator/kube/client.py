@@ -1,0 +1,249 @@
+"""The few calls on the API server that the operator makes, with plain dictionaries in and out.
+
+Authentication, TLS and connections are those of `kubernetes.aio`; its typed models are not used, since the
+operator's objects are rendered as plain data.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, Self
+from urllib.parse import urlencode
+
+import aiohttp
+import msgspec
+from kubernetes.aio.client import ApiClient, Configuration
+
+from mooncake_operator.kube.errors import GoneError, KubeError, UnavailableError, error_of
+from mooncake_operator.kube.resources import Object, Resource, name_of, resource_of
+from mooncake_operator.kube.retry import Chance, RetryRules
+
+_APPLY = "application/apply-patch+yaml"
+_PATCHES = {
+    "json": "application/json-patch+json",
+    "merge": "application/merge-patch+json",
+    "strategic": "application/strategic-merge-patch+json",
+}
+_USER_AGENT = "mooncake-operator"
+_LARGEST_PAGE = 500
+
+Observer = Callable[[str, str, int, float], None]
+"""Told of each answer: verb, plural, HTTP status (0 = none), seconds."""
+
+
+def _unobserved(verb: str, plural: str, status: int, seconds: float) -> None:
+    """The observer where nobody counts."""
+
+
+class Client:
+    """Calls on one API server, within one event loop.
+
+    Use it as an async context manager. Errors are those of `kube.errors`; requests that may be repeated are
+    repeated a few times first (`RetryRules`).
+    """
+
+    def __init__(
+        self,
+        configuration: Configuration,
+        *,
+        timeout_s: float = 30.0,
+        rules: RetryRules | None = None,
+        chance: Chance = random.random,
+        observer: Observer = _unobserved,
+    ) -> None:
+        """Take credentials; nothing is opened yet."""
+        self._api = ApiClient(configuration)
+        self._timeout = aiohttp.ClientTimeout(total=timeout_s, connect=5.0)
+        self._rules = rules or RetryRules()
+        self._chance = chance
+        self._observer = observer
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    async def __aenter__(self) -> Self:
+        """Bind the client to the running loop."""
+        self._loop = asyncio.get_running_loop()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """Close all connections."""
+        await self._api.close()  # type: ignore[no-untyped-call]
+        self._loop = None
+
+    async def get(
+        self, resource: Resource, namespace: str | None, name: str, *, subresource: str | None = None
+    ) -> Object:
+        """Read one object."""
+        return await self._call("GET", resource, resource.path(namespace, name, subresource))
+
+    async def list_all(
+        self, resource: Resource, namespace: str | None = None, *, labels: Mapping[str, str] | None = None
+    ) -> list[Object]:
+        """Read all objects of a namespace, or of all, that carry the labels; in pages.
+
+        Items are given `kind` and `apiVersion`, which the API server leaves out.
+        """
+        for attempt in (1, 2):
+            try:
+                return await self._pages(resource, namespace, labels or {})
+            except GoneError:
+                # The snapshot behind the pages was compacted away: only a fresh list is consistent.
+                if attempt == 2:
+                    raise
+        raise AssertionError("unreachable")
+
+    async def create(self, obj: Object, *, manager: str) -> Object:
+        """POST an object under its own name.
+
+        Raises:
+            AlreadyExistsError: the name is taken, by whomever: read it and compare the owner's uid.
+        """
+        resource = resource_of(obj)
+        path = resource.path(obj["metadata"].get("namespace"))
+        return await self._call("POST", resource, path, body=obj, query={"fieldManager": manager})
+
+    async def apply(
+        self, obj: Object, *, manager: str, force: bool = False, subresource: str | None = None
+    ) -> Object:
+        """Server-side apply.
+
+        Raises:
+            FieldConflictError: without `force`, another manager holds a field with another value.
+            PreconditionError: `metadata.uid` is given and the object of that name is another one.
+        """
+        resource = resource_of(obj)
+        path = resource.path(obj["metadata"].get("namespace"), name_of(obj), subresource)
+        query = {"fieldManager": manager, "force": "true" if force else "false"}
+        return await self._call("PATCH", resource, path, body=obj, query=query, content_type=_APPLY)
+
+    async def patch(
+        self,
+        resource: Resource,
+        namespace: str | None,
+        name: str,
+        body: Any,
+        *,
+        how: Literal["json", "merge", "strategic"],
+        manager: str,
+        subresource: str | None = None,
+    ) -> Object:
+        """Change fields of an object that must exist."""
+        path = resource.path(namespace, name, subresource)
+        query = {"fieldManager": manager}
+        return await self._call("PATCH", resource, path, body=body, query=query, content_type=_PATCHES[how])
+
+    async def replace(self, obj: Object, *, manager: str) -> Object:
+        """PUT an object; with its resourceVersion this is compare-and-swap."""
+        resource = resource_of(obj)
+        path = resource.path(obj["metadata"].get("namespace"), name_of(obj))
+        return await self._call("PUT", resource, path, body=obj, query={"fieldManager": manager})
+
+    async def delete(
+        self,
+        resource: Resource,
+        namespace: str | None,
+        name: str,
+        *,
+        uid: str,
+        grace_s: int | None = None,
+    ) -> None:
+        """Delete the very object that has this uid; a successor of the same name is left alone.
+
+        Raises:
+            NotFoundError: it is gone already.
+            PreconditionError: another object has the name.
+        """
+        body: Object = {"preconditions": {"uid": uid}, "propagationPolicy": "Background"}
+        if grace_s is not None:
+            body["gracePeriodSeconds"] = grace_s
+        await self._call("DELETE", resource, resource.path(namespace, name), body=body)
+
+    async def _pages(
+        self, resource: Resource, namespace: str | None, labels: Mapping[str, str]
+    ) -> list[Object]:
+        query = {"limit": str(_LARGEST_PAGE)}
+        if labels:
+            query["labelSelector"] = ",".join(f"{key}={value}" for key, value in sorted(labels.items()))
+        found: list[Object] = []
+        while True:
+            page = await self._call("GET", resource, resource.path(namespace), query=query, verb="list")
+            for item in page.get("items") or ():
+                found.append({"apiVersion": resource.api_version, "kind": resource.kind, **item})
+            token = page.get("metadata", {}).get("continue")
+            if not token:
+                return found
+            query["continue"] = token
+
+    async def _call(
+        self,
+        method: str,
+        resource: Resource,
+        path: str,
+        *,
+        body: Any = None,
+        query: Mapping[str, str] | None = None,
+        content_type: str = "application/json",
+        verb: str | None = None,
+    ) -> Object:
+        # A POST that was lost on the way back would answer AlreadyExists, and look like someone else's.
+        repeatable = method != "POST"
+        attempt = 1
+        while True:
+            try:
+                return await self._once(method, resource, path, body, query or {}, content_type, verb)
+            except KubeError as error:
+                wait_s = self._rules.wait_s(attempt, error, repeatable=repeatable, chance=self._chance)
+                if wait_s is None:
+                    raise
+            await asyncio.sleep(wait_s)
+            attempt += 1
+
+    async def _once(
+        self,
+        method: str,
+        resource: Resource,
+        path: str,
+        body: Any,
+        query: Mapping[str, str],
+        content_type: str,
+        verb: str | None,
+    ) -> Object:
+        if asyncio.get_running_loop() is not self._loop:
+            raise RuntimeError("a Client belongs to the event loop it was opened in: `async with Client(…)`")
+        began_s, status = time.monotonic(), 0
+        try:
+            status, content, headers = await self._exchange(method, path, body, query, content_type)
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            said = str(error) or type(error).__name__
+            raise UnavailableError(0, "NoAnswer", f"the API server does not answer: {said}") from error
+        finally:
+            self._observer(verb or method.lower(), resource.plural, status, time.monotonic() - began_s)
+        if status >= 300:
+            raise error_of(status, content, headers)
+        return _object(status, content)
+
+    async def _exchange(
+        self, method: str, path: str, body: Any, query: Mapping[str, str], content_type: str
+    ) -> tuple[int, bytes, Mapping[str, str]]:
+        headers = {"Accept": "application/json", "Content-Type": content_type, "User-Agent": _USER_AGENT}
+        await self._api.update_params_for_auth(headers, [], ["BearerToken"], path, method, body)
+        url = f"{self._api.configuration.host}{path}"
+        if query:
+            url += f"?{urlencode(query)}"
+        answer = await self._api.rest_client.request(  # type: ignore[no-untyped-call]
+            method, url, headers=headers, body=body, _request_timeout=self._timeout
+        )
+        async with answer.response as response:
+            return response.status, await response.read(), response.headers
+
+
+def _object(status: int, content: bytes) -> Object:
+    try:
+        decoded = msgspec.json.decode(content)
+    except msgspec.DecodeError as error:
+        raise UnavailableError(status, "BadAnswer", f"the API server's answer is no JSON: {error}") from error
+    if not isinstance(decoded, dict):
+        raise UnavailableError(status, "BadAnswer", "the API server's answer is no object")
+    return decoded
