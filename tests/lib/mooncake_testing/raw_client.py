@@ -4,7 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Mapping
 from typing import Any
+
+
+def request_bytes(fields: Mapping[str, Any], **headers: str) -> bytes:
+    """A completion as it goes over the wire, so that a test can write it in one piece."""
+    body = json.dumps({"model": "tiny", "prompt": [1, 2, 3], "max_tokens": 4, **fields}).encode()
+    lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+    head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\n{lines}content-length: {len(body)}\r\n\r\n"
+    return head.encode() + body
 
 
 class RawClient:
@@ -28,9 +37,7 @@ class RawClient:
 
     async def send(self, **fields: Any) -> None:
         """Send a completion."""
-        body = json.dumps({"model": "tiny", "prompt": [1, 2, 3], "max_tokens": 4} | fields).encode()
-        head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n"
-        self.writer.write(head.encode() + body)
+        self.writer.write(request_bytes(fields))
         await self.writer.drain()
 
     async def answer(self) -> tuple[int, bytes]:
