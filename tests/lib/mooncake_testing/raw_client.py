@@ -44,7 +44,9 @@ class RawClient:
         """Read one answer that is not streamed: status and body."""
         head = await self.reader.readuntil(b"\r\n\r\n")
         lines = head.split(b"\r\n")
-        length = next(int(line.split(b":")[1]) for line in lines if line.lower().startswith(b"content-length"))
+        length = next(
+            int(line.split(b":")[1]) for line in lines if line.lower().startswith(b"content-length")
+        )
         return int(lines[0].split()[1]), await self.reader.readexactly(length)
 
     def leave(self) -> None:
