@@ -1,4 +1,4 @@
-"""From the second turn on an engine computes what is new and one block more at most, wherever the turn goes."""
+"""From the second turn on an engine computes what is new and one block more at most, wherever it goes."""
 
 from __future__ import annotations
 

@@ -65,6 +65,7 @@ class Cluster:
         """Start it, also a second time after its runtime was killed."""
         # -P: the folder operator/ of the checkout must not be found instead of the standard library's module.
         command = [sys.executable, "-P", "-m", "mooncakectl", "up", "-f", str(self.manifest), "--json"]
+        self._let_go_of_output()
         with self._said.open("ab") as said:
             self.runtime = subprocess.Popen(
                 [*command, "--port", str(free_port())],
@@ -265,9 +266,13 @@ class Cluster:
         """Whatever was done to it: end it now."""
         self.runtime.kill()
         self.runtime.wait(10)
-        if self.runtime.stdout is not None:
-            self.runtime.stdout.close()
+        self._let_go_of_output()
         self._http.close()
+
+    def _let_go_of_output(self) -> None:
+        runtime = getattr(self, "runtime", None)
+        if runtime is not None and runtime.stdout is not None:
+            runtime.stdout.close()
 
 
 KIND = "MooncakeCluster"
