@@ -1,0 +1,84 @@
+"""Reaches into a cluster's network from the host's loopback.
+
+``python -m e2e.cluster.relay CLUSTER PORT:ADDRESS:PORT…`` listens on 127.0.0.1 and connects inside. So
+kubectl, the tests and an operator started by hand need not enter the network namespace, and no device of
+the host leads there.
+"""
+
+import asyncio
+import signal
+import socket
+import sys
+
+import uvloop
+
+from e2e.cluster import network
+from e2e.cluster.errors import ClusterError
+from e2e.cluster.layout import Layout
+
+_CHUNK_BYTES = 256 * 1024
+
+
+async def serve(layout: Layout, listener: socket.socket, address: str, port: int) -> asyncio.Server:
+    """Forward what comes in on a listening socket to an address inside."""
+
+    async def forward(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            inner_reader, inner_writer = await _connect(layout, address, port)
+        except (OSError, ClusterError):
+            writer.transport.abort()
+            return
+        try:
+            async with asyncio.TaskGroup() as both:
+                both.create_task(_copy(reader, inner_writer))
+                both.create_task(_copy(inner_reader, writer))
+        except* OSError:  # a broken connection is broken on both sides
+            for end in (writer, inner_writer):
+                end.transport.abort()
+        finally:
+            for end in (writer, inner_writer):
+                end.close()
+
+    return await asyncio.start_server(forward, sock=listener, limit=_CHUNK_BYTES)
+
+
+async def _connect(
+    layout: Layout, address: str, port: int
+) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    inner = network.socket_inside(layout)
+    try:
+        inner.setblocking(False)
+        inner.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        await asyncio.get_running_loop().sock_connect(inner, (address, port))
+        return await asyncio.open_connection(sock=inner, limit=_CHUNK_BYTES)
+    except BaseException:
+        inner.close()
+        raise
+
+
+async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Copy until one side ends; a half-closed connection stays open the other way."""
+    while data := await reader.read(_CHUNK_BYTES):
+        writer.write(data)
+        await writer.drain()
+    if writer.can_write_eof():
+        writer.write_eof()
+
+
+async def _main(cluster: str, routes: list[str]) -> None:
+    layout = Layout(cluster)
+    for route in routes:
+        local, address, port = route.rsplit(":", 2)
+        listener = socket.socket()
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(("127.0.0.1", int(local)))
+        listener.listen(512)
+        await serve(layout, listener, address, int(port))
+    ended = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, ended.set)
+    await ended.wait()
+
+
+if __name__ == "__main__":
+    uvloop.run(_main(sys.argv[1], sys.argv[2:]))
