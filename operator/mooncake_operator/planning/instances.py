@@ -1,0 +1,229 @@
+"""From Pods to instances: what belongs together, and how it fares.
+
+An instance is a leading Pod and its workers. It lives and dies as a whole: ranks that lost one of their
+number cannot go on (LeaderWorkerSet's RecreateGroupOnPodRestart).
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from mooncake_core.registry import InstanceState
+from mooncake_operator.planning import reasons
+from mooncake_operator.planning.actions import Finding
+from mooncake_operator.planning.desired import DesiredPool
+from mooncake_operator.planning.observed import Observed, ObservedPod, Recreation, Registration
+
+LOST_AFTER_S = 300.0
+"""How long after its grace a Pod may go on terminating before it counts as gone (a dead kubelet)."""
+
+
+class Phase(StrEnum):
+    """Where an instance stands; the words appear in status."""
+
+    ABSENT = "BackingOff"
+    """It failed, its Pods are gone, and it is to be made again."""
+    STARTING = "Starting"
+    READY = "Ready"
+    """Its containers are, and the schedulers do not use it yet."""
+    ROUTABLE = "Routable"
+    FAILED = "Failed"
+    RECREATING = "Recreating"
+    """Failed, recorded, its Pods are on their way out."""
+    DRAINING = "Draining"
+    ENDING = "Terminating"
+    LOST = "Lost"
+    """Its Pods never end; their place is given away."""
+
+
+LIVE = frozenset({Phase.ABSENT, Phase.STARTING, Phase.READY, Phase.ROUTABLE, Phase.FAILED, Phase.RECREATING})
+"""Phases that count as one of the wanted replicas."""
+
+
+@dataclass(frozen=True, slots=True)
+class Instance:
+    """One instance of a pool, as observed."""
+
+    name: str
+    pool: DesiredPool
+    phase: Phase
+    revision: str
+    pairing: str
+    pods: tuple[ObservedPod, ...] = ()
+    """By rank."""
+    registration: Registration | None = None
+    failure: Finding | None = None
+    record: Recreation | None = None
+    """Of its last failure, this life's or the one before."""
+
+    @property
+    def leader(self) -> ObservedPod | None:
+        """The Pod of rank 0, if it is there."""
+        return self.pods[0] if self.pods and self.pods[0].rank == 0 else None
+
+    @property
+    def life(self) -> str:
+        """Uid by which this life differs from the next."""
+        return self.pods[0].uid if self.pods else ""
+
+    @property
+    def live(self) -> bool:
+        """Whether it counts as one of the wanted replicas."""
+        return self.phase in LIVE
+
+    @property
+    def routable(self) -> bool:
+        """Whether schedulers place work on it."""
+        return self.phase is Phase.ROUTABLE
+
+    @property
+    def updated(self) -> bool:
+        """Whether it is of the pool's newest revision."""
+        return self.revision == self.pool.revision
+
+    @property
+    def leaving(self) -> bool:
+        """Whether it was chosen to go and still holds its place."""
+        if self.phase is Phase.DRAINING:
+            return True
+        gate = self.leader.gate if self.leader is not None else None
+        return self.phase is Phase.ENDING and gate is not None and gate.reason == reasons.DRAINING
+
+    @property
+    def in_flight(self) -> float:
+        """Requests that it works on; unknown = as many as can be, so that it is the last to be chosen."""
+        return float(self.registration.in_flight) if self.registration else float("inf")
+
+    @property
+    def gpus(self) -> int:
+        """GPUs that its Pods hold; an absent one's are kept for it."""
+        if self.phase is Phase.LOST:
+            return 0
+        return self.pool.gpus if self.phase is Phase.ABSENT else sum(pod.gpus for pod in self.pods)
+
+    def missing_ranks(self) -> list[int]:
+        """Ranks that have no Pod."""
+        present = {pod.rank for pod in self.pods}
+        return [rank for rank in range(self.pool.size) if rank not in present]
+
+
+def assemble(pool: DesiredPool, observed: Observed) -> list[Instance]:
+    """All instances of a pool, by ordinal; foreign Pods, whatever their labels say, are not among them."""
+    groups: dict[str, list[ObservedPod]] = defaultdict(list)
+    for pod in observed.pods:
+        if is_own(pool, pod):
+            groups[pod.instance].append(pod)
+    records = {record.instance: record for record in observed.history(pool.name).recreations}
+    found = [
+        _instance(pool, name, sorted(pods, key=lambda pod: pod.rank), records.get(name), observed)
+        for name, pods in groups.items()
+    ]
+    found += [
+        Instance(name, pool, Phase.ABSENT, record.revision, record.pairing, record=record)
+        for name, record in records.items()
+        if name not in groups
+    ]
+    return sorted(found, key=lambda instance: _ordinal(instance, pool))
+
+
+def is_own(pool: DesiredPool, pod: ObservedPod) -> bool:
+    """Whether a Pod is this pool's: the controller's uid decides, neither name nor label."""
+    return bool(pod.owner_uid) and pod.owner_uid == pool.uid
+
+
+def foreigners(pool: DesiredPool, observed: Observed) -> list[ObservedPod]:
+    """Pods that bear the pool's label or one of its names and belong to somebody else."""
+    return [
+        pod
+        for pod in observed.pods
+        if not is_own(pool, pod) and (pod.pool == pool.name or pool.ordinal(pod.name) is not None)
+    ]
+
+
+def is_lost(pod: ObservedPod, now_s: float) -> bool:
+    """Whether a Pod should have ended long ago."""
+    return pod.deleted_s is not None and now_s >= pod.deleted_s + LOST_AFTER_S
+
+
+def _ordinal(instance: Instance, pool: DesiredPool) -> tuple[int, str]:
+    ordinal = pool.ordinal(instance.name)
+    return (ordinal if ordinal is not None else 1 << 30, instance.name)
+
+
+def _instance(
+    pool: DesiredPool, name: str, pods: Sequence[ObservedPod], record: Recreation | None, observed: Observed
+) -> Instance:
+    registration = (observed.registry or {}).get(name)
+    failure = _failure(pool, pods)
+    phase = _phase(pool, pods, failure, record, registration, observed)
+    return Instance(
+        name=name,
+        pool=pool,
+        phase=phase,
+        revision=pods[0].revision,
+        pairing=pods[0].pairing,
+        pods=tuple(pods),
+        registration=registration,
+        failure=failure,
+        record=record,
+    )
+
+
+def _phase(
+    pool: DesiredPool,
+    pods: Sequence[ObservedPod],
+    failure: Finding | None,
+    record: Recreation | None,
+    registration: Registration | None,
+    observed: Observed,
+) -> Phase:
+    if all(is_lost(pod, observed.now_s) for pod in pods):
+        return Phase.LOST
+    recorded = record is not None and record.life == pods[0].uid
+    if any(pod.deleted_s is not None for pod in pods):
+        return Phase.RECREATING if recorded else Phase.ENDING
+    gate = pods[0].gate
+    if gate is not None and not gate.status and gate.reason == reasons.DRAINING:
+        return Phase.DRAINING
+    if failure is not None or recorded:
+        return Phase.FAILED
+    if len(pods) < pool.size or not all(pod.containers_ready for pod in pods):
+        return Phase.STARTING
+    if not pool.gated:
+        return Phase.ROUTABLE
+    # What the registry says now counts before what the gate will be told in this very plan.
+    drained = registration is not None and registration.state is InstanceState.DRAINING
+    return Phase.ROUTABLE if gate is not None and gate.status and not drained else Phase.READY
+
+
+def _failure(pool: DesiredPool, pods: Sequence[ObservedPod]) -> Finding | None:
+    for pod in pods:
+        if pod.phase in ("Failed", "Succeeded"):
+            how = f"{pod.ending.reason}: {pod.ending.message}" if pod.ending else "no reason was given"
+            return Finding(reasons.TERMINAL_POD, f"Pod {pod.name} on {pod.node or 'no node'} ended ({how})")
+    if pool.size == 1:
+        return None
+    for pod in pods:
+        if pod.engine_restarts:
+            how = f" ({pod.ending.reason}: {pod.ending.message})" if pod.ending else ""
+            return Finding(
+                reasons.ENGINE_RESTARTED,
+                f"the engine of Pod {pod.name} on {pod.node or 'no node'} restarted{how}",
+            )
+    return _broken_ranks(pool, pods)
+
+
+def _broken_ranks(pool: DesiredPool, pods: Sequence[ObservedPod]) -> Finding | None:
+    leader = pods[0]
+    if leader.rank != 0:
+        return Finding(reasons.RANK_LOST, f"the leading Pod of {leader.instance} is gone")
+    strangers = [pod.name for pod in pods[1:] if pod.leader_uid != leader.uid]
+    if strangers:
+        return Finding(reasons.RANK_LOST, f"Pod {strangers[0]} was started with an earlier leader")
+    began = leader.containers_ready or (leader.gate is not None and leader.gate.status)
+    if began and len(pods) < pool.size:
+        return Finding(reasons.RANK_LOST, f"{leader.instance} has {len(pods)} of {pool.size} Pods left")
+    return None

@@ -1,0 +1,151 @@
+"""Which instances come and go: scale, replacement of what is lost, and rollouts over all pools of a cluster.
+
+Stateless: the same picture gives the same moves, and a picture in which they have come true gives none. A
+rollout goes up before it goes down where `maxSurge` and the GPU budget have room, else down first within
+`maxUnavailable`; no pool gets ahead of another by more than `maxSkew`; instances count only together with
+partners of their own revision. Nearest relative: the planner of LWS' DisaggregatedSet (KEP 766).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from mooncake_operator.planning import checks, reasons
+from mooncake_operator.planning.checks import RetireCheck
+from mooncake_operator.planning.draft import Draft, PoolDraft
+from mooncake_operator.planning.instances import Instance, Phase
+
+_REPLACE = (checks.within_surge, checks.within_gpu_budget, checks.join_in_turn)
+_CREATE = (checks.within_surge, checks.within_gpu_budget, checks.within_skew, checks.join_in_turn)
+_RETIRE_ROUTABLE: Sequence[RetireCheck] = (
+    checks.replacement_may_come,
+    checks.keeps_floors,
+    checks.keeps_paired_floors,
+    checks.keeps_shares_level,
+    checks.keeps_ratio,
+)
+# For want of partners everything would stop for ever: one decode instance without surge, say.
+_RETIRE_ALONE: Sequence[RetireCheck] = (
+    checks.replacement_may_come,
+    checks.keeps_floors,
+    checks.keeps_shares_level,
+)
+_EFFORT = {
+    Phase.ABSENT: 0,
+    Phase.FAILED: 1,
+    Phase.RECREATING: 1,
+    Phase.STARTING: 2,
+    Phase.READY: 3,
+    Phase.ROUTABLE: 4,
+}
+
+
+def decide(draft: Draft) -> None:
+    """Fill in a draft: whom to retire, whom to recall, what to make."""
+    for pool in draft.pools.values():
+        _shrink(draft, pool)
+    for pool in _slowest_first(draft):
+        _fill(draft, pool)
+    _roll(draft, _RETIRE_ROUTABLE)
+    if not draft.moved and not draft.in_transition:
+        _roll(draft, _RETIRE_ALONE)
+
+
+def _slowest_first(draft: Draft) -> list[PoolDraft]:
+    return sorted(draft.pools.values(), key=lambda pool: (_share_made(pool), pool.pool.name))
+
+
+def _share_made(pool: PoolDraft) -> float:
+    target = pool.pool.updated_target
+    return min(pool.updated / target, 1.0) if target else 1.0
+
+
+def _shrink(draft: Draft, pool: PoolDraft) -> None:
+    """Take away what is too much: `replicas` was lowered, or a rollout is over."""
+    while pool.total > _most(pool) and pool.live:
+        candidates = sorted(pool.live, key=lambda i: (i.updated, *_least_loss(i)))
+        harmless = (i for i in candidates if checks.keeps_floors(draft, pool, i) is None)
+        draft.retire(draft.pools[pool.pool.name], next(harmless, candidates[0]), reasons.SCALED_DOWN)
+
+
+def _most(pool: PoolDraft) -> int:
+    wanted = pool.pool
+    mixed = pool.updated > 0 and pool.outdated > wanted.partition
+    return wanted.replicas + wanted.max_surge if mixed else wanted.replicas
+
+
+def _least_loss(instance: Instance) -> tuple[float, ...]:
+    """Order of victims: what does not work, then what has least work, then the highest number."""
+    ordinal = instance.pool.ordinal(instance.name)
+    return (_EFFORT[instance.phase], instance.in_flight, -(ordinal if ordinal is not None else 0))
+
+
+def _fill(draft: Draft, pool: PoolDraft) -> None:
+    """Make up for what is missing: `replicas` was raised, or instances went."""
+    while pool.total < pool.pool.replicas:
+        revision = _revision_to_fill(draft, pool)
+        if _recalled(draft, pool, revision):
+            continue
+        held = checks.first_objection(_REPLACE, draft, pool)
+        if held is not None:
+            pool.blocked = held
+            return
+        draft.create(pool, revision)
+
+
+def _revision_to_fill(draft: Draft, pool: PoolDraft) -> str:
+    """The newest, unless a rollout must not go further now: then what was there before."""
+    newest, old = pool.pool.revision, pool.old_revision
+    if not old:
+        return newest
+    held = (
+        (pool.pool.paused and pool.updated < pool.pool.replicas)
+        or pool.updated >= pool.pool.updated_target
+        or checks.within_skew(draft, pool) is not None
+    )
+    return old if held else newest
+
+
+def _recalled(draft: Draft, pool: PoolDraft, revision: str) -> bool:
+    """Keep a draining instance rather than make another; the one with most work left."""
+    draining = [
+        i
+        for i in pool.instances
+        if i.phase is Phase.DRAINING and i.revision == revision and i not in pool.recalled
+    ]
+    if not draining:
+        return False
+    draft.recall(pool, max(draining, key=lambda i: (i.in_flight, i.name)))
+    return True
+
+
+def _roll(draft: Draft, retire_checks: Sequence[RetireCheck]) -> None:
+    """Replace old instances, step by step in turn, until something must be waited for."""
+    moving = True
+    while moving:
+        moving = False
+        for pool in _slowest_first(draft):
+            moving |= pool.rolling and (_made_ahead(draft, pool) or _retired_old(draft, pool, retire_checks))
+
+
+def _made_ahead(draft: Draft, pool: PoolDraft) -> bool:
+    if pool.updated >= pool.pool.updated_target:
+        return False
+    pool.blocked = checks.first_objection(_CREATE, draft, pool)
+    if pool.blocked is not None:
+        return False
+    if not _recalled(draft, pool, pool.pool.revision):
+        draft.create(pool, pool.pool.revision)
+    return True
+
+
+def _retired_old(draft: Draft, pool: PoolDraft, retire_checks: Sequence[RetireCheck]) -> bool:
+    old = sorted((i for i in pool.live if not i.updated), key=_least_loss)
+    for instance in old:
+        applying = retire_checks if instance.routable else (checks.replacement_may_come, checks.costs_nothing)
+        objection = next((f for check in applying if (f := check(draft, pool, instance)) is not None), None)
+        if objection is None:
+            draft.retire(pool, instance, reasons.REPLACED)
+            return True
+        pool.blocked = pool.blocked or objection
+    return False

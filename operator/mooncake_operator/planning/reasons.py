@@ -1,0 +1,80 @@
+"""Every reason that planning gives: to Pods' gates, to deletions, to conditions."""
+
+from __future__ import annotations
+
+GATE = "mooncake.io/routable"
+
+# The gate. `DRAINING` is also the mark of a chosen victim: its last transition is when the drain began.
+REGISTERED = "Registered"
+NOT_REGISTERED = "NotRegistered"
+DRAINING = "Draining"
+MARKED_BY_USER = "DrainedByUser"
+
+# Why Pods are deleted.
+SCALED_DOWN = "ScaledDown"
+REPLACED = "Replaced"
+INSTANCE_FAILED = "InstanceFailed"
+INSTANCE_BROKEN = "InstanceBroken"
+POOL_DELETED = "PoolDeleted"
+
+# How instances fail.
+TERMINAL_POD = "PodEnded"
+ENGINE_RESTARTED = "EngineRestarted"
+RANK_LOST = "RankLost"
+
+# What a plan waits for.
+WAITING_FOR_DRAIN = "WaitingForDrain"
+BACKING_OFF = "BackingOff"
+RECORDING_FAILURE = "RecordingFailure"
+TERMINATING = "Terminating"
+NOT_TERMINATING = "NeverTerminates"
+WAITING_FOR_ROUTABLE = "WaitingForRoutable"
+WAITING_FOR_JOIN = "WaitingForJoin"
+
+# What holds a rollout or a change of scale.
+PAUSED = "Paused"
+SURGE_EXHAUSTED = "SurgeExhausted"
+GPU_BUDGET = "GPUBudgetExhausted"
+MAX_SKEW = "MaxSkew"
+RATIO = "RatioBound"
+FLOOR = "MinAvailable"
+REVISION_UNKNOWN = "RevisionUnknown"
+
+# Conditions.
+AVAILABLE = "InstancesRoutable"
+TOO_FEW_ROUTABLE = "TooFewRoutable"
+NOT_OBSERVED = "NotObserved"
+ROLLING_OUT = "RollingOut"
+SCALING = "Scaling"
+COMPLETE = "Complete"
+DEADLINE_EXCEEDED = "DeadlineExceeded"
+DELETING = "Deleting"
+HEALTHY = "Healthy"
+SCHEDULED = "PodsScheduled"
+UNSCHEDULABLE = "Unschedulable"
+INSUFFICIENT_GPU = "InsufficientGPU"
+INSUFFICIENT_RDMA = "InsufficientRDMA"
+INSUFFICIENT_HUGEPAGES = "InsufficientHugepages"
+INSUFFICIENT_CPU = "InsufficientCPU"
+INSUFFICIENT_MEMORY = "InsufficientMemory"
+VOLUME_MISSING = "VolumeMissing"
+IMAGE_UNAVAILABLE = "ImageUnavailable"
+CONFIG_MISSING = "ConfigMissing"
+CRASHING = "Crashing"
+FOREIGN_POD = "ForeignPod"
+QUOTA_EXCEEDED = "QuotaExceeded"
+POD_SECURITY = "PodSecurityForbidden"
+FORBIDDEN = "Forbidden"
+INVALID_POD = "InvalidPod"
+CREATE_FAILED = "CreateFailed"
+CONFLICT = "FieldManagerConflict"
+REFERENCE_MISSING = "ReferenceMissing"
+POOL_NAME_TAKEN = "PoolNameTaken"
+INVALID_SPEC = "InvalidSpec"
+POOLS_AVAILABLE = "PoolsAvailable"
+NO_POOLS = "NoPools"
+RATIO_KEPT = "RatioKept"
+RATIO_VIOLATED = "RatioViolated"
+SCHEDULER_AVAILABLE = "SchedulerAvailable"
+SCHEDULER_UNAVAILABLE = "SchedulerUnavailable"
+SCHEDULER_ABSENT = "SchedulerAbsent"
