@@ -6,7 +6,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: help setup demo test test-engines bench-router check fix crds lock clean
+.PHONY: help setup demo test test-engines bench-acceptance bench-router bench-index bench-acceptance check fix crds lock clean
 
 help: ## list the commands
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 18
@@ -26,13 +26,22 @@ demo: $(STAMP) ## run the quickstart on this machine, replay a workload through 
 	$(BIN)/mooncakectl demo -f examples/quickstart.yaml
 
 test: $(STAMP) ## run every test that needs no GPU and no vLLM
-	$(BIN)/pytest -n 2 -m "not engines" --ignore tests/engines
+	$(BIN)/pytest -n 2 --dist loadgroup -m "not engines" --ignore tests/engines
 
 test-engines: $(STAMP) ## run the gateway before real vLLM on CPU (first time: a minute and 2.5 GB in the cache)
 	$(BIN)/pytest -m engines tests/engines
 
+bench-acceptance: $(STAMP) ## 1 000 requests of the paper's trace through the quickstart, six times (15 minutes)
+	$(BIN)/python -P benchmarks/acceptance
+
 bench-router: $(STAMP) ## CPU per request beside vllm-router
 	$(BIN)/python benchmarks/router
+
+bench-index: $(STAMP) ## measure the prefix index, and Dynamo's indexer beside it
+	$(BIN)/python benchmarks/index
+
+bench-acceptance: $(STAMP) ## replay 1 000 requests of the conversation trace through the quickstart, three seeds
+	$(BIN)/python benchmarks/acceptance
 
 check: $(STAMP) ## static checks: lint, format, types, imports, spelling, generated files
 	$(BIN)/ruff check .
