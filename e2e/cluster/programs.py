@@ -1,7 +1,6 @@
 """The programs that a cluster consists of: found where the machine has them, built where it has not.
 
 Kubernetes publishes its programs as Go modules, so the Go client builds them. Each family of programs has a
-Kubernetes publishes its programs as Go modules, so the Go client builds them. Each family of programs has a
 module of its own under ``e2e/build`` (their dependencies clash in one), with versions and checksums
 committed. What is built is kept outside the checkout, in ``$XDG_CACHE_HOME/mooncake/k8s/<family's
 version>/``.

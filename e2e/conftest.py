@@ -1,0 +1,100 @@
+"""Fixtures of the end-to-end tests.
+
+``E2E_KUBECONFIG`` runs them against a cluster that is there; otherwise one is started for the session and
+then removed.
+"""
+
+import asyncio
+import json
+import subprocess
+import sys
+import uuid
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from e2e.cluster import programs
+from e2e.kube import Kube
+from e2e.under_test import ClusterUnderTest, cluster_under_test
+
+ROOT = Path(__file__).resolve().parent.parent
+NAMESPACE_LABEL = "mooncake.io/e2e"
+
+# pytest-asyncio asks for the present loop before each test, and asyncio makes one that nobody closes unless
+# it was told that there is none.
+asyncio.set_event_loop(None)
+
+_failed = pytest.StashKey[bool]()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """A test's time limit is its own: starting the cluster does not count."""
+    here = Path(__file__).parent
+    for item in items:
+        if item.path.is_relative_to(here) and item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(180, func_only=True))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
+    """Remember failures, for those who tear down."""
+    report = yield
+    if report.failed:  # type: ignore[attr-defined]
+        item.stash[_failed] = True
+    return report
+
+
+@pytest.fixture(scope="session")
+def cluster() -> Iterator[ClusterUnderTest]:
+    """A cluster with the project's images in it."""
+    with cluster_under_test(lambda text: print(text, file=sys.stderr, flush=True)) as found:
+        yield found
+        _kubectl(
+            found, "wait", "namespace", f"--selector={NAMESPACE_LABEL}", "--for=delete", "--timeout=120s"
+        )
+
+
+@pytest.fixture(scope="session")
+def crds(cluster: ClusterUnderTest) -> list[str]:
+    """The project's CRDs, applied and Established; their names."""
+    folder = ROOT / "crds"
+    _kubectl(cluster, "apply", "--server-side", "--force-conflicts", "-f", str(folder))
+    applied = json.loads(_kubectl(cluster, "get", "-f", str(folder), "-o", "json"))["items"]
+    _kubectl(cluster, "wait", "-f", str(folder), "--for=condition=Established", "--timeout=30s")
+    return [crd["metadata"]["name"] for crd in applied]
+
+
+@pytest_asyncio.fixture
+async def kube(cluster: ClusterUnderTest) -> AsyncIterator[Kube]:
+    """The API server, as the cluster's admin."""
+    async with await Kube.of(cluster.kubeconfig) as client:
+        yield client
+
+
+@pytest_asyncio.fixture
+async def namespace(
+    cluster: ClusterUnderTest, kube: Kube, request: pytest.FixtureRequest
+) -> AsyncIterator[str]:
+    """A namespace of the test's own; where the test fails, what is in it is printed."""
+    name = f"e2e-{uuid.uuid4().hex[:8]}"
+    metadata = {"name": name, "labels": {NAMESPACE_LABEL: "true"}}
+    await kube.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": metadata})
+    yield name
+    if request.node.stash.get(_failed, False):
+        for what in ("mooncake,pods,services,deployments", "events"):
+            print(_kubectl(cluster, "get", what, "-o", "wide", "-n", name, check=False))
+    await kube.delete("Namespace", name)
+
+
+def _kubectl(cluster: ClusterUnderTest, *arguments: str, check: bool = True) -> str:
+    ran = subprocess.run(
+        [programs.find("kubectl"), f"--kubeconfig={cluster.kubeconfig}", *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if check and ran.returncode:
+        pytest.fail(f"kubectl {' '.join(arguments)}: {ran.stderr}")
+    return ran.stdout if check else ran.stdout + ran.stderr

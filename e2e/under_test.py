@@ -1,0 +1,134 @@
+"""The cluster that the tests run against: one that they start, or one that ``E2E_KUBECONFIG`` names."""
+
+import asyncio
+import os
+import re
+import socket
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from e2e.cluster import debian, images, programs, relay
+from e2e.cluster.cluster import Cluster, Options
+from e2e.cluster.errors import ClusterError
+from e2e.cluster.programs import Say
+from e2e.kube import Kube
+
+_OWN = re.compile(r"/var/lib/mooncake-clusters/(\w+)/kubeconfig")
+
+
+@dataclass(frozen=True)
+class ClusterUnderTest:
+    """What tests may know of the cluster.
+
+    Attributes:
+        kubeconfig: admin's credentials.
+        own: the cluster where it is one of this machine's, so that its parts can be killed; else None.
+        image_template: name of the product's images, with ``{target}``.
+        redis_image: a Redis.
+    """
+
+    kubeconfig: Path
+    own: Cluster | None
+    image_template: str
+    redis_image: str
+
+    def image(self, target: str) -> str:
+        """Name of the image of a target of the Dockerfile."""
+        return self.image_template.format(target=target)
+
+    async def kubectl(self, *arguments: str, stdin: str | None = None) -> str:
+        """Run kubectl; what it printed.
+
+        Raises:
+            ClusterError: it failed; the message is what it said.
+        """
+        process = await asyncio.create_subprocess_exec(
+            programs.find("kubectl"),
+            f"--kubeconfig={self.kubeconfig}",
+            *arguments,
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+        )
+        output, errors = await process.communicate((stdin or "").encode())
+        if process.returncode:
+            raise ClusterError(f"kubectl {' '.join(arguments[:3])}: {errors.decode().strip()}")
+        return output.decode()
+
+    @asynccontextmanager
+    async def forward(self, kube: Kube, service: str, namespace: str, port: int) -> AsyncIterator[str]:
+        """Reach a Service from the test's process.
+
+        In an own cluster connections go to the ClusterIP, as those of any Pod do; elsewhere through
+        ``kubectl port-forward``, which holds on to one Pod.
+
+        Yields:
+            A base URL on this machine's loopback.
+        """
+        if self.own is None:
+            async with self._port_forward(service, namespace, port) as url:
+                yield url
+            return
+        found = await kube.get("Service", service, namespace)
+        listener = socket.create_server(("127.0.0.1", 0), backlog=512)
+        server = await relay.serve(self.own.layout, listener, found["spec"]["clusterIP"], port)
+        try:
+            yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        finally:
+            server.close()
+
+    @asynccontextmanager
+    async def _port_forward(self, service: str, namespace: str, port: int) -> AsyncIterator[str]:
+        process = await asyncio.create_subprocess_exec(
+            programs.find("kubectl"),
+            f"--kubeconfig={self.kubeconfig}",
+            *(
+                "port-forward",
+                "--address=127.0.0.1",
+                f"--namespace={namespace}",
+                f"service/{service}",
+                f":{port}",
+            ),
+            stdout=asyncio.subprocess.PIPE,
+        )
+        assert process.stdout is not None
+        try:
+            line = (await asyncio.wait_for(process.stdout.readline(), 30)).decode()
+            yield f"http://127.0.0.1:{line.split(' -> ')[0].rpartition(':')[2]}"
+        finally:
+            if process.returncode is None:
+                process.terminate()
+            await process.wait()
+
+
+@contextmanager
+def cluster_under_test(say: Say, options: Options | None = None) -> Iterator[ClusterUnderTest]:
+    """Take the cluster of ``E2E_KUBECONFIG``, or start one with the images in it and remove it afterwards.
+
+    A foreign cluster must have the images already, under names that ``E2E_IMAGE_TEMPLATE`` (``{target}``) and
+    ``E2E_REDIS_IMAGE`` give.
+    """
+    template = os.environ.get("E2E_IMAGE_TEMPLATE", images.product_image("{target}"))
+    if given := os.environ.get("E2E_KUBECONFIG"):
+        own = _OWN.fullmatch(given)
+        yield ClusterUnderTest(
+            kubeconfig=Path(given),
+            own=Cluster(own.group(1)) if own else None,
+            image_template=template,
+            redis_image=os.environ.get("E2E_REDIS_IMAGE", images.REDIS_IMAGE),
+        )
+        return
+    debian.provide(say)
+    archives = images.build(say)
+    cluster = Cluster("e2e")
+    cluster.start(say, options)
+    try:
+        for archive in archives:
+            cluster.load(archive)
+        yield ClusterUnderTest(
+            cluster.kubeconfig, cluster, images.product_image("{target}"), images.REDIS_IMAGE
+        )
+    finally:
+        cluster.stop()
