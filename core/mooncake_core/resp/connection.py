@@ -84,7 +84,8 @@ class Connection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._unsent: list[bytes] = []
         self._full = False
-        self._timer: asyncio.TimerHandle | None = None
+        self._timer: asyncio.Handle | None = None
+        self._timer_at_s = 0.0
         self._reason: Exception | None = None
         self.lost: asyncio.Future[None] = loop.create_future()
         """Done when the connection has ended."""
@@ -126,7 +127,7 @@ class Connection(asyncio.Protocol):
             self._loop.call_soon(self._flush)
         self._unsent.append(payload)
         self._waiters.append(waiter)
-        if self._timer is None or waiter.deadline_s < self._timer.when():
+        if self._timer is None or waiter.deadline_s < self._timer_at_s:
             self._arm(waiter.deadline_s)
 
     def _flush(self) -> None:
@@ -138,6 +139,8 @@ class Connection(asyncio.Protocol):
     def _arm(self, when_s: float) -> None:
         if self._timer is not None:
             self._timer.cancel()
+        # uvloop gives back no TimerHandle for a time that is (nearly) past, so the time is kept here.
+        self._timer_at_s = when_s
         self._timer = self._loop.call_at(when_s, self._expire)
 
     def _expire(self) -> None:

@@ -2,6 +2,7 @@ import asyncio
 from collections.abc import AsyncIterator
 
 import pytest
+import uvloop
 
 from mooncake_core.resp import Address, DeadlineError, ReplyError, RespClient, Script
 from mooncake_testing.redis import RedisServer, start_redis
@@ -202,3 +203,21 @@ def test_an_address_shows_no_credentials() -> None:
     address = Address.parse("rediss://user:p%40ss@host:6380/2")
     assert address == Address("host", 6380, "", True, 2, "user", "p@ss")
     assert str(address) == "host:6380"
+
+
+def test_deadlines_that_are_past_when_they_are_set_harm_no_other_call(redis_server: RedisServer) -> None:
+    """On uvloop, which makes no timer of them."""
+
+    async def call_in_a_hurry() -> None:
+        client = RespClient(redis_server.url)
+        await client.connect()
+        results = await asyncio.gather(
+            client.call(b"ECHO", b"late", timeout_s=-1.0),
+            client.call(b"ECHO", b"well"),
+            return_exceptions=True,
+        )
+        assert isinstance(results[0], DeadlineError)
+        assert results[1] == b"well"
+        await client.close()
+
+    uvloop.run(call_in_a_hurry())
