@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -25,6 +25,7 @@ BYTES_A_TOKEN = 4
 THREADS = 4
 _ENGINES_OWN = frozenset({"chat_template", "documents", "continue_final_message", "mm_processor_kwargs"})
 """Fields of a chat whose meaning is left to the engine."""
+_TEXT_PARTS = frozenset({"text", "refusal", "thinking"})
 _TEXT_ONLY = frozenset({"echo", "truncate_prompt_tokens", "suffix"})
 """Fields of a completion for which its text has to go on as text."""
 
@@ -74,6 +75,7 @@ class Tokens:
             return self._of_batch(body, domain)
         if form is None and "messages" not in body.fields:
             return self._estimate(body)
+        named = form is not None or _is_text(_decoded(body, "messages", list))
         work: Callable[[], array[int]] | None = None
         if self.folder is not None and self._trusted():
             work = self._chat_work(body) if form is None else self._text_work(body)
@@ -88,6 +90,8 @@ class Tokens:
         except ConnectionError as error:
             _log.warning("a prompt was not tokenised", error=str(error))
             return self._estimate(body)
+        if not named:
+            return Prefix(len(ids))
         goes_as_ids = form is Prompt.TEXT and not _TEXT_ONLY.intersection(body.fields)
         return Prefix(len(ids), domain.keys(ids), self._encoder.encode(ids.tolist()) if goes_as_ids else None)
 
@@ -152,8 +156,14 @@ class Tokens:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
 
-def _is_plain(message: Any) -> bool:
-    return isinstance(message, dict) and isinstance(message.get("content"), str)
+def _is_text(messages: Sequence[Any]) -> bool:
+    """Whether ids determine the KV: pictures and sounds are the same placeholders, whatever is in them."""
+    return all(
+        not isinstance(part, dict) or part.get("type") in _TEXT_PARTS
+        for message in messages or ()
+        if isinstance(message, dict) and isinstance(message.get("content"), list)
+        for part in message["content"]
+    )
 
 
 def _decoded(body: Body, field: str, kind: type) -> Any:
