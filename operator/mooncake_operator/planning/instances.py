@@ -99,10 +99,11 @@ class Instance:
 
     @property
     def gpus(self) -> int:
-        """GPUs that its Pods hold; an absent one's are kept for it."""
+        """GPUs that its Pods hold, and those that are kept for the ones it still lacks."""
         if self.phase is Phase.LOST:
             return 0
-        return self.pool.gpus if self.phase is Phase.ABSENT else sum(pod.gpus for pod in self.pods)
+        held = sum(pod.gpus for pod in self.pods)
+        return max(held, self.pool.gpus) if self.phase in (Phase.ABSENT, Phase.STARTING) else held
 
     def missing_ranks(self) -> list[int]:
         """Ranks that have no Pod."""
@@ -223,7 +224,8 @@ def _broken_ranks(pool: DesiredPool, pods: Sequence[ObservedPod]) -> Finding | N
     strangers = [pod.name for pod in pods[1:] if pod.leader_uid != leader.uid]
     if strangers:
         return Finding(reasons.RANK_LOST, f"Pod {strangers[0]} was started with an earlier leader")
-    began = leader.containers_ready or (leader.gate is not None and leader.gate.status)
+    # The gate opens when all ranks are ready; before that, a missing one is simply made.
+    began = leader.gate is not None and leader.gate.reason != reasons.NOT_REGISTERED
     if began and len(pods) < pool.size:
         return Finding(reasons.RANK_LOST, f"{leader.instance} has {len(pods)} of {pool.size} Pods left")
     return None

@@ -1,0 +1,360 @@
+"""Whatever happens to a cluster, and whenever its operator dies: floors hold, budgets hold, and it comes to rest."""
+
+from collections import Counter
+from dataclasses import replace
+from itertools import count
+
+from hypothesis import HealthCheck, assume, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+
+from mooncake_core.registry import InstanceState, Role
+from mooncake_operator.planning import reasons
+from mooncake_operator.planning.actions import CreatePod, DeletePod, SetGate
+from mooncake_operator.planning.desired import DesiredCluster, DesiredPool
+from mooncake_operator.planning.instances import Phase, assemble, is_lost, is_own
+from mooncake_operator.planning.observed import Observed, ObservedPod, Registration, Trouble
+from mooncake_operator.planning.plan import plan
+from mooncake_operator.planning.preview import carry_out, settle
+
+ROUNDS_TO_REST = 400
+DRAIN_S = 120
+POOLS = st.sampled_from(["p", "d"])
+
+
+def rest(cluster, observed, rounds=ROUNDS_TO_REST):
+    """Let everything go well until nothing is left to do."""
+    for _ in range(rounds):
+        made = plan(cluster, observed)
+        after = settle(carry_out(cluster, observed, made))
+        phases = {i.phase for pool in cluster.pools for i in assemble(pool, observed)}
+        if not made.actions and phases <= {Phase.ROUTABLE, Phase.LOST}:
+            return observed
+        observed = after
+    raise AssertionError(f"no rest: {made.actions} {made.waits}")
+
+
+class Planner(RuleBasedStateMachine):
+    @initialize(
+        prefill=st.integers(1, 5),
+        decode=st.integers(1, 5),
+        size=st.sampled_from([1, 1, 2]),
+        surge=st.integers(0, 2),
+        unavailable=st.integers(1, 2),
+        skew=st.sampled_from([0.0, 0.25, 0.5, 1.0]),
+        spare=st.sampled_from([None, 0, 1, 3]),
+    )
+    def begin(self, prefill, decode, size, surge, unavailable, skew, spare):
+        self.edits = count(1)
+        self.serial = count()
+        self.spare = spare
+        self.size = size
+
+        def pool(name, role, replicas):
+            return DesiredPool(
+                name,
+                f"uid-{name}",
+                role,
+                replicas,
+                "r0",
+                pairing="g0",
+                size=size,
+                gpus_per_pod=1,
+                max_surge=surge,
+                max_unavailable=unavailable,
+                drain_timeout_s=DRAIN_S,
+            )
+
+        pools = (pool("p", Role.PREFILL, prefill), pool("d", Role.DECODE, decode))
+        self.cluster = DesiredCluster(pools, max_skew=skew)
+        self.fit_budget()
+        self.observed = Observed(1000.0, registry={})
+        self.observed = rest(self.cluster, self.observed)
+        self.desired_before = self.cluster
+
+    # What the user does.
+
+    def change(self, name, **fields):
+        pools = tuple(replace(p, **fields) if p.name == name else p for p in self.cluster.pools)
+        self.cluster = replace(self.cluster, pools=pools)
+        self.fit_budget()
+
+    def fit_budget(self):
+        """A budget below the wanted pools is refused by the API."""
+        if self.spare is not None:
+            wanted = sum(pool.replicas * pool.gpus for pool in self.cluster.pools)
+            budget = max(wanted + self.spare, self.cluster.gpu_budget or 0)
+            self.cluster = replace(self.cluster, gpu_budget=budget)
+
+    @rule(name=POOLS, replicas=st.integers(1, 5))
+    def user_scales(self, name, replicas):
+        self.change(name, replicas=replicas)
+
+    @rule()
+    def user_edits_what_both_sides_share(self):
+        self.desired_before = self.cluster
+        number = next(self.edits)
+        for pool in self.cluster.pools:
+            self.change(pool.name, revision=f"r{number}", pairing=f"g{number}")
+
+    @rule(name=POOLS)
+    def user_edits_one_pool(self, name):
+        self.desired_before = self.cluster
+        self.change(name, revision=f"{self.cluster.pool(name).pairing}-{next(self.edits)}")
+
+    @rule()
+    def user_undoes(self):
+        for pool in self.desired_before.pools:
+            self.change(pool.name, revision=pool.revision, pairing=pool.pairing)
+
+    @rule(name=POOLS, paused=st.booleans())
+    def user_pauses(self, name, paused):
+        self.change(name, paused=paused)
+
+    @rule(name=POOLS, partition=st.integers(0, 3))
+    def user_sets_partition(self, name, partition):
+        self.change(name, partition=partition)
+
+    @rule(data=st.data())
+    def user_drains_an_instance(self, data):
+        self.with_registration(data, state=InstanceState.DRAINING)
+
+    # What the world does.
+
+    def own_pods(self):
+        return [pod for pod in self.observed.pods if pod.owner_uid]
+
+    def pick(self, data, *kinds):
+        pods = [pod for pod in self.own_pods() if all(kind(pod) for kind in kinds)]
+        assume(pods)
+        return data.draw(st.sampled_from(sorted(pods, key=lambda pod: pod.name)))
+
+    def put(self, uid, **fields):
+        pods = tuple(replace(p, **fields) if p.uid == uid else p for p in self.observed.pods)
+        self.observed = replace(self.observed, pods=pods)
+
+    def with_registration(self, data, **fields):
+        assume(self.observed.registry)
+        name = data.draw(st.sampled_from(sorted(self.observed.registry)))
+        registry = self.observed.registry
+        self.observed = replace(
+            self.observed, registry={**registry, name: replace(registry[name], **fields)}
+        )
+
+    def forget(self, *instances):
+        if self.observed.registry is not None:
+            left = {k: v for k, v in self.observed.registry.items() if k not in instances}
+            self.observed = replace(self.observed, registry=left)
+
+    @rule(data=st.data())
+    def pod_becomes_ready(self, data):
+        pod = self.pick(data, lambda p: p.deleted_s is None and p.phase in ("Pending", "Running"))
+        self.put(pod.uid, phase="Running", containers_ready=True, node=f"node-{hash(pod.uid) % 3}")
+        peers = [p for p in self.own_pods() if p.instance == pod.instance]
+        if self.observed.registry is not None and all(p.containers_ready for p in peers):
+            registry = {**self.observed.registry}
+            registry.setdefault(pod.instance, Registration(InstanceState.READY))
+            self.observed = replace(self.observed, registry=registry)
+
+    @rule(data=st.data(), evicted=st.booleans())
+    def pod_fails(self, data, evicted):
+        pod = self.pick(data, lambda p: p.deleted_s is None)
+        ending = Trouble("Evicted" if evicted else "Error", "exit code 1")
+        self.put(pod.uid, phase="Failed", containers_ready=False, ending=ending)
+        self.forget(pod.instance)
+
+    @rule(data=st.data())
+    def engine_restarts(self, data):
+        pod = self.pick(data, lambda p: p.deleted_s is None and p.phase == "Running")
+        self.put(pod.uid, engine_restarts=pod.engine_restarts + 1, containers_ready=False)
+
+    @rule(data=st.data())
+    def pod_is_unready_for_a_while(self, data):
+        pod = self.pick(data, lambda p: p.containers_ready)
+        self.put(pod.uid, containers_ready=False)
+
+    @rule(data=st.data())
+    def somebody_deletes_a_pod(self, data):
+        pod = self.pick(data, lambda p: p.deleted_s is None)
+        self.put(pod.uid, deleted_s=self.observed.now_s + DRAIN_S + 30)
+
+    @rule(data=st.data())
+    def terminating_pod_is_gone(self, data):
+        pod = self.pick(data, lambda p: p.deleted_s is not None)
+        self.observed = replace(
+            self.observed, pods=tuple(p for p in self.observed.pods if p.uid != pod.uid)
+        )
+        self.forget(pod.instance)
+
+    @rule(node=st.integers(0, 2))
+    def node_goes(self, node):
+        for pod in self.own_pods():
+            if pod.node == f"node-{node}" and pod.deleted_s is None:
+                self.put(pod.uid, containers_ready=False, deleted_s=self.observed.now_s)
+
+    @rule(name=POOLS, ordinal=st.integers(0, 7), labelled=st.booleans())
+    def foreign_pod_takes_a_name(self, name, ordinal, labelled):
+        instance = self.cluster.pool(name).instance(ordinal)
+        assume(all(pod.name != instance for pod in self.observed.pods))
+        foreign = ObservedPod(
+            instance, f"foreign-{next(self.serial)}", "", name if labelled else "", instance, phase="Running"
+        )
+        self.observed = replace(self.observed, pods=(*self.observed.pods, foreign))
+
+    @rule(data=st.data(), in_flight=st.integers(0, 5))
+    def work_comes_and_goes(self, data, in_flight):
+        self.with_registration(data, in_flight=in_flight)
+
+    @precondition(lambda self: self.observed.registry is not None)
+    @rule(forgets=st.booleans())
+    def registry_goes_away_or_forgets(self, forgets):
+        self.observed = replace(self.observed, registry={} if forgets else None)
+
+    @rule()
+    def registry_is_back(self):
+        ready = {p.instance for p in self.own_pods() if p.rank == 0 and p.containers_ready}
+        known = self.observed.registry or {}
+        registry = {name: known.get(name, Registration(InstanceState.READY)) for name in sorted(ready)}
+        self.observed = replace(self.observed, registry=registry)
+
+    @rule(seconds=st.sampled_from([1, 29, 31, 121, 700]))
+    def time_passes(self, seconds):
+        self.observed = replace(self.observed, now_s=self.observed.now_s + seconds)
+
+    # What the operator does.
+
+    @rule()
+    def operator_plans(self):
+        self.carry_out(None)
+
+    @rule(survives=st.integers(0, 6))
+    def operator_dies_in_the_middle(self, survives):
+        self.carry_out(survives)
+
+    @rule()
+    def all_goes_well_for_a_while(self):
+        self.carry_out(None)
+        self.observed = settle(self.observed)
+
+    def carry_out(self, survives):
+        made = plan(self.cluster, self.observed)
+        assert plan(self.cluster, self.observed) == made
+        self.judge(made)
+        if survives is not None:
+            made = replace(made, actions=made.actions[:survives])
+        self.observed = carry_out(self.cluster, self.observed, made)
+
+    def judge(self, made):
+        """No plan makes anything worse than its bounds allow."""
+        pods = {pod.uid: pod for pod in self.observed.pods}
+        names = {pod.name for pod in self.observed.pods}
+        owners = {pool.uid for pool in self.cluster.pools}
+        for action in made.actions:
+            if isinstance(action, DeletePod):
+                assert pods[action.uid].owner_uid in owners, "a foreign Pod was deleted"
+            if isinstance(action, CreatePod):
+                assert action.pod not in names, "a name that is taken"
+                names.add(action.pod)
+        self.judge_gpus(made)
+        for pool in self.cluster.pools:
+            self.judge_floor(pool, made)
+            self.judge_size(pool, made)
+        self.judge_partners(made)
+
+    def judge_gpus(self, made):
+        if self.cluster.gpu_budget is None:
+            return
+        used = sum(
+            pod.gpus
+            for pod in self.own_pods()
+            if not is_lost(pod, self.observed.now_s) or self.partly_there(pod)
+        )
+        made_now = sum(1 for action in made.actions if isinstance(action, CreatePod))
+        # Foreign deaths may leave more in use than the budget; then nothing may be added.
+        assert not made_now or used + made_now <= max(self.cluster.gpu_budget, used_by_workers(made, used))
+
+    def partly_there(self, pod):
+        peers = [p for p in self.own_pods() if p.instance == pod.instance]
+        return not all(is_lost(p, self.observed.now_s) for p in peers)
+
+    def chosen(self, made, pool):
+        """Routable instances that a plan takes away."""
+        gone = {a.pod for a in made.actions if isinstance(a, SetGate) and a.reason == reasons.DRAINING}
+        gone |= {a.instance for a in made.actions if isinstance(a, DeletePod)}
+        return [i for i in assemble(pool, self.observed) if i.routable and i.name in gone]
+
+    def judge_floor(self, pool, made):
+        before = sum(i.routable for i in assemble(pool, self.observed))
+        after = before - len(self.chosen(made, pool))
+        assert after >= min(before, pool.replicas - pool.max_unavailable)
+
+    def judge_size(self, pool, made):
+        created = [a for a in made.actions if isinstance(a, CreatePod) and a.pool == pool.name and not a.rank]
+        records = {record.instance for record in self.observed.history(pool.name).recreations}
+        fresh = [a for a in created if a.instance not in records]
+        instances = assemble(pool, self.observed)
+        present = sum(i.live for i in instances)
+        outgoing = sum(i.leaving and i.revision != pool.revision for i in instances)
+        if fresh:
+            assert present + outgoing + len(fresh) <= pool.replicas + pool.max_surge
+        by_revision = Counter(a.revision for a in fresh)
+        assert by_revision.total() == 0 or max(by_revision.values()) <= pool.replicas + pool.max_surge
+
+    def judge_partners(self, made):
+        """Nobody whom schedulers use is left alone by choice, while there is another way."""
+        instances = [i for pool in self.cluster.pools for i in assemble(pool, self.observed)]
+        if not any(i.phase not in (Phase.ROUTABLE, Phase.LOST) for i in instances):
+            return
+        gone = {i.name for pool in self.cluster.pools for i in self.chosen(made, pool)}
+        before = usable([i for i in instances if i.routable])
+        after = usable([i for i in instances if i.routable and i.name not in gone])
+        for pool in self.cluster.pools:
+            floor = pool.replicas - pool.max_unavailable
+            shrinking = sum(i.live for i in instances if i.pool is pool) > pool.replicas + pool.max_surge
+            assert shrinking or after[pool.name] >= min(before[pool.name], floor)
+
+    def teardown(self):
+        if not hasattr(self, "observed"):
+            return
+        for pool in self.cluster.pools:
+            self.change(pool.name, paused=False)
+        undrained = {
+            name: replace(r, state=InstanceState.READY, in_flight=0)
+            for name, r in (self.observed.registry or {}).items()
+        }
+        self.observed = replace(self.observed, registry=undrained)
+        observed = rest(self.cluster, self.observed)
+        for pool in self.cluster.pools:
+            instances = [i for i in assemble(pool, observed) if i.live]
+            assert sum(i.routable for i in instances) == len(instances) == pool.replicas
+            assert sum(i.updated for i in instances) >= pool.updated_target
+            assert all(len(i.pods) == pool.size for i in instances)
+        foreign = [pod for pod in self.observed.pods if not pod.owner_uid]
+        assert all(pod in observed.pods or pod.deleted_s is None for pod in foreign)
+        assert not plan(self.cluster, observed).actions
+
+
+def used_by_workers(made, used):
+    """Workers of an instance that has begun are made even where others took more than the budget."""
+    return used + sum(1 for a in made.actions if isinstance(a, CreatePod) and a.rank > 0)
+
+
+def usable(instances):
+    by_role = {}
+    for instance in instances:
+        by_role.setdefault(instance.pool.role, set()).add(instance.pairing)
+    both = by_role.get(Role.PREFILL, set()) & by_role.get(Role.DECODE, set())
+    return Counter(i.pool.name for i in instances if i.pairing in both)
+
+
+TestPlanner = Planner.TestCase
+TestPlanner.settings = settings(
+    max_examples=40, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
+)
+
+
+def test_own_pods_are_told_by_the_owner_alone():
+    pool = DesiredPool("p", "uid-p", Role.PREFILL, 1, "r")
+    assert not is_own(pool, ObservedPod("p-p-0", "x", "", "p", "p-p-0"))
+    assert not is_own(pool, ObservedPod("p-p-0", "x", "uid-of-an-earlier-pool", "p", "p-p-0"))
+    assert is_own(pool, ObservedPod("p-p-0", "x", "uid-p", "p", "p-p-0"))
