@@ -86,19 +86,23 @@ class SharedLink:
         if size_bytes <= 0:
             return
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._settle()
-        flow = self._link.start(size_bytes, self._now_s())
+        # One reading of the clock for both: a flow that ended between two would end for nobody.
+        now_s = self._now_s()
+        self._settle(now_s)
+        flow = self._link.start(size_bytes, now_s)
         self._ends[flow] = done
         self._arm()
         try:
             await done
         finally:
             if self._ends.pop(flow, None) is not None:
-                self._link.cancel(flow, self._now_s())
+                now_s = self._now_s()
+                self._settle(now_s)
+                self._link.cancel(flow, now_s)
                 self._arm()
 
-    def _settle(self) -> None:
-        for flow in self._link.advance(self._now_s()):
+    def _settle(self, now_s: float) -> None:
+        for flow in self._link.advance(now_s):
             done = self._ends.pop(flow, None)
             if done is not None and not done.done():
                 done.set_result(None)
@@ -114,5 +118,5 @@ class SharedLink:
 
     def _fire(self) -> None:
         self._timer = None
-        self._settle()
+        self._settle(self._now_s())
         self._arm()

@@ -54,3 +54,26 @@ async def test_a_coroutine_that_gives_up_frees_its_share() -> None:
     with pytest.raises(asyncio.CancelledError):
         await waiting
     assert link.flows == 0
+
+
+async def test_a_flow_that_ends_in_the_moment_in_which_another_begins_or_gives_up_is_told() -> None:
+    now_s = 0.0
+
+    def passing() -> float:
+        # Each look at the clock takes a little while.
+        nonlocal now_s
+        now_s += 0.25
+        return now_s
+
+    link = SharedLink(100.0, passing, time_scale=1_000.0)
+    for begun_after in range(8):
+        first = asyncio.ensure_future(link.carry(100.0))
+        await asyncio.sleep(0)
+        for _ in range(begun_after):
+            passing()
+        others = [asyncio.ensure_future(link.carry(50.0)) for _ in range(2)]
+        await asyncio.sleep(0)
+        others[0].cancel()
+        async with asyncio.timeout(5):
+            await asyncio.gather(first, *others, return_exceptions=True)
+        assert link.flows == 0
