@@ -47,15 +47,9 @@ class Flow:
     """
 
     __slots__ = (
-        "_coroutine",
-        "_future",
-        "_on_done",
-        "_on_error",
-        "_parked",
-        "_pending",
-        "_running",
-        "deadline_s",
-    )
+        "_coroutine", "_future", "_on_done", "_on_error", "_parked", "_pending", "_running", "deadline_s",
+        "shielded",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -70,6 +64,8 @@ class Flow:
         self._running = False
         self._future: asyncio.Future[Any] | None = None
         self._pending: Interruption | None = None
+        self.shielded = False
+        """Interruptions wait: what is going on could not be undone if its end were not seen."""
         self.deadline_s = inf
         """Monotonic seconds after which `expire` interrupts the flow; set anew by each phase."""
 
@@ -84,8 +80,8 @@ class Flow:
             self._step(None)
 
     def interrupt(self, reason: Interruption) -> None:
-        """Throw into the flow where it waits; at its next wait when it runs just now."""
-        if self._running:
+        """Throw into the flow where it waits; at its next wait when it runs just now or is shielded."""
+        if self._running or self.shielded:
             self._pending = reason
         elif self._parked:
             self._parked = False
@@ -110,7 +106,7 @@ class Flow:
         self._running = True
         try:
             awaited = self._coroutine.send(None) if thrown is None else self._coroutine.throw(thrown)
-            while self._pending is not None:
+            while self._pending is not None and not self.shielded:
                 pending, self._pending = self._pending, None
                 awaited = self._coroutine.throw(pending)
         except StopIteration:

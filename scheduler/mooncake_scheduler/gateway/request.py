@@ -123,6 +123,8 @@ class Request:
 
     async def _place(self, excluded: set[str], before: Failure | None) -> None:
         job, services = self._job, self._services
+        # A reservation whose answer nobody sees would never be released.
+        job.flow.shielded = True
         try:
             placement, world = await services.placer.place(
                 job.ask,
@@ -141,6 +143,8 @@ class Request:
                 job.decision.placement = answer.refused.placement
                 job.decision.world = answer.world
             raise
+        finally:
+            job.flow.shielded = False
         job.enter(Phase.PLACED)
         job.enter(Phase.RESERVED)
         job.reserved = job.ask.id
@@ -188,8 +192,12 @@ class Request:
         reservation = Reservation(
             ask.id, None, 0.0, decode.id, ask.prompt_tokens + ask.output_tokens, now_s, end_s, ask.tenant
         )
-        await services.placer.reserve(reservation, Limits(), now_s)
-        job.reserved = ask.id
+        job.flow.shielded = True
+        try:
+            await services.placer.reserve(reservation, Limits(), now_s)
+            job.reserved = ask.id
+        finally:
+            job.flow.shielded = False
         services.ledger.prefill_finished(ask.id, now_s)
         job.prefill_done = True
         job.placement = job.decision.placement = placement

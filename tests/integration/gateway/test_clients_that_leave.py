@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from mooncake_core.ledger import Limits, MemoryLedger, RefusalReason, Reservation
 from mooncake_core.registry import Role
 from mooncake_testing.gateway import Gateway, gateway, until
 from mooncake_testing.scripted_engine import Act, ScriptedEngine, engines
@@ -125,6 +126,31 @@ async def test_leaving_while_the_bootstrap_server_is_asked_releases_everything(t
         client.leave()
         await running.settled()
         assert decode.legs == []
+
+
+class SlowLedger(MemoryLedger):
+    """A ledger that takes its time, as one behind a network does."""
+
+    reserving = 0
+
+    async def reserve(self, reservation: Reservation, limits: Limits, now_s: float) -> RefusalReason | None:
+        self.reserving += 1
+        await asyncio.sleep(0.2)
+        return await super().reserve(reservation, limits, now_s)
+
+
+async def test_leaving_while_the_reservation_is_taken_releases_it(tmp_path: Path) -> None:
+    async with pair(tmp_path) as (running, prefill, decode):
+        ledger = SlowLedger()
+        services = running.scheduler.services
+        services.ledger = services.placer.ledger = ledger
+        client = await RawClient.ask(running.port)
+        await until(lambda: ledger.reserving == 1)
+        client.leave()
+        await asyncio.sleep(0.3)
+        await running.settled()
+        assert decode.legs == []
+        await until(lambda: all(leg.aborted.is_set() for leg in prefill.legs))
 
 
 async def test_leaving_before_the_request_is_complete_costs_nothing(tmp_path: Path) -> None:
