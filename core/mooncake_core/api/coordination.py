@@ -8,7 +8,10 @@ from pydantic import Field, StringConstraints
 
 from mooncake_core.api.base import ApiModel, Rule, Write
 from mooncake_core.api.scalars import PERCENT_PATTERN, Ratio, Seconds
-from mooncake_core.api.support import not_yet, not_yet_value
+from mooncake_core.api.support import not_yet_value
+
+DEFAULT_MAX_SKEW = 0.25
+DEFAULT_PROGRESS_DEADLINE_S = 1800
 
 
 class PoolRatio(ApiModel):
@@ -49,14 +52,21 @@ class Rollout(ApiModel):
     """How a new revision replaces the old one over all pools."""
 
     max_skew: MaxSkew | None = None
+    """How far one pool may be updated ahead of another, one instance at least; left out: 25%."""
     pairing: Literal["SameRevision"] = "SameRevision"
     """Prefill and decode exchange KV only inside one revision."""
     progress_deadline_seconds: Seconds | None = None
+    """How long a rollout may go without any progress before it counts as stuck; left out: 1800."""
 
-    RULES: ClassVar[tuple[Rule, ...]] = (
-        not_yet("maxSkew", "max_skew", "leave it out"),
-        not_yet("progressDeadlineSeconds", "progress_deadline_seconds", "leave it out"),
-    )
+    @property
+    def skew(self) -> float:
+        """`maxSkew` as a share."""
+        return float(self.max_skew.removesuffix("%")) / 100 if self.max_skew else DEFAULT_MAX_SKEW
+
+    @property
+    def progress_deadline_s(self) -> float:
+        """`progressDeadlineSeconds`, or its default."""
+        return float(self.progress_deadline_seconds or DEFAULT_PROGRESS_DEADLINE_S)
 
 
 class RoleConversion(ApiModel):

@@ -43,6 +43,34 @@ class Autoscaling(ApiModel):
     )
 
 
+class Update(ApiModel):
+    """How a pool's instances are replaced by those of a new revision."""
+
+    max_surge: Annotated[int, Field(ge=0, le=1000), Write("instances above replicas, e.g. 1")] = 1
+    """Instances that may exist above `replicas`, inside `coordination.gpuBudget`."""
+    max_unavailable: Annotated[int, Field(ge=0, le=1000), Write("instances, e.g. 1")] = 1
+    """Instances that may be missing where there is no room for a surge."""
+    partition: Annotated[int, Field(ge=0, le=1000), Write("instances that stay old, e.g. 1")] = 0
+    """Instances that stay at the old revision: a canary with replicas - 1, all of them with replicas."""
+    paused: bool = False
+    """Whether replacing stops where it is; scale and repair go on."""
+
+    RULES: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            lambda u: u.max_surge + u.max_unavailable > 0,
+            "self.maxSurge + self.maxUnavailable > 0",
+            "maxSurge and maxUnavailable must not both be 0; write maxSurge: 1, or maxUnavailable: 1",
+        ),
+    )
+
+
+class Disruption(ApiModel):
+    """What nodes' drains and rollouts leave standing."""
+
+    min_available: Annotated[int, Field(ge=0, le=1000), Write("instances, e.g. 2")] | None = None
+    """Instances that must stay; left out: all but one."""
+
+
 class EnginePool(ApiModel):
     """Instances of one role: what entries and pool objects have in common."""
 
@@ -53,6 +81,8 @@ class EnginePool(ApiModel):
     hugepages: HugepagesSpec | None = None
     autoscaling: Autoscaling | None = None
     drain: Drain = Field(default_factory=Drain)
+    update: Update = Field(default_factory=Update)
+    disruption: Disruption = Field(default_factory=Disruption)
     scheduling: Scheduling = Field(default_factory=Scheduling)
     pod_template: PodTemplate | None = None
 

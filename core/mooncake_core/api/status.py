@@ -10,6 +10,7 @@ from mooncake_core.api.base import ApiModel
 
 Word = Annotated[str, StringConstraints(max_length=253)]
 Sentence = Annotated[str, StringConstraints(max_length=32_768)]
+Brief = Annotated[str, StringConstraints(max_length=1024)]
 Timestamp = Annotated[str, StringConstraints(max_length=64), Field(json_schema_extra={"format": "date-time"})]
 Count = Annotated[int, Field(ge=0)]
 
@@ -40,9 +41,19 @@ class Failure(ApiModel):
     """Why an instance was recreated."""
 
     instance: Word
+    life: Word | None = None
+    """uid of the leading Pod that failed."""
     reason: Word
-    message: Sentence = ""
+    message: Brief = ""
     time: Timestamp
+
+
+class Recreation(Failure):
+    """An instance that failed lately; with each failure in a row its next life waits longer."""
+
+    failures: Annotated[int, Field(ge=1)]
+    revision: Word
+    pairing: Word | None = None
 
 
 Conditions = Annotated[list[Condition], Field(max_length=32, json_schema_extra={"x-map-keys": ["type"]})]
@@ -60,6 +71,8 @@ class PoolStatus(ApiModel):
     draining_replicas: Count | None = None
     current_revision: Word | None = None
     update_revision: Word | None = None
+    update_started_time: Timestamp | None = None
+    """When the newest revision became it."""
     selector: Annotated[str, StringConstraints(max_length=4096)] | None = None
     """Labels of the instances' leading Pods, as `/scale` wants them."""
     instances: (
@@ -70,6 +83,13 @@ class PoolStatus(ApiModel):
         | None
     ) = None
     last_failures: Annotated[list[Failure], Field(max_length=5)] | None = None
+    recreations: (
+        Annotated[
+            list[Recreation],
+            Field(max_length=MAX_INSTANCES_LISTED, json_schema_extra={"x-map-keys": ["instance"]}),
+        ]
+        | None
+    ) = None
     conditions: Conditions | None = None
 
 

@@ -73,7 +73,6 @@ WORKS_TODAY = (
     ("    hugepages: {size: 1Gi, perPod: auto}\n", ""),
     ("    autoscaling: {mode: SLO, minReplicas: 2, maxReplicas: 12}\n", ""),
     ("    ssd: {size: 2Ti, path: /data/kv}\n", ""),
-    ("{maxSkew: 25%, pairing: SameRevision, progressDeadlineSeconds: 1800}", "{pairing: SameRevision}"),
 )
 
 
