@@ -45,9 +45,14 @@ class Workers:
         self._observe = observe
         self._on_retry = on_retry
 
-    async def run(self) -> None:
-        """Work until the queue is closed and what was begun is finished."""
-        tasks = [asyncio.create_task(self._work(), name=f"worker-{n}") for n in range(self._count)]
+    async def run(self, gate: asyncio.Event | None = None) -> None:
+        """Work until the queue is closed and what was begun is finished.
+
+        Args:
+            gate: no key is taken before it is set. The tasks exist before: kopf takes for its own, and
+                cancels, whatever is born in the loop after its start.
+        """
+        tasks = [asyncio.create_task(self._work(gate), name=f"worker-{n}") for n in range(self._count)]
         try:
             await asyncio.gather(*tasks)
         finally:
@@ -55,7 +60,9 @@ class Workers:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _work(self) -> None:
+    async def _work(self, gate: asyncio.Event | None) -> None:
+        if gate is not None:
+            await gate.wait()
         while True:
             try:
                 key = await self._queue.take()

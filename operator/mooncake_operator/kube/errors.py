@@ -117,6 +117,9 @@ def error_of(status: int, body: bytes, headers: Mapping[str, str]) -> KubeError:
             return _conflict(document, reason, message)
         case 410:
             return GoneError(status, reason, message)
+        case 422 if any(cause.get("field") == "metadata.uid" for cause in _causes(document)):
+            # How an apply with a uid is answered when another object has the name.
+            return PreconditionError(status, reason, message)
         case 400 | 422:
             return InvalidError(status, reason, message)
         case 429:

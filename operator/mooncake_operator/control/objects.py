@@ -1,0 +1,91 @@
+"""Brings the objects of a cluster, Pods apart, to what is desired, and removes those that are no longer."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+from mooncake_operator.control.credentials import encoded
+from mooncake_operator.control.gather import CLUSTER_LABEL, World
+from mooncake_operator.control.inline import declare_replicas, without_replicas
+from mooncake_operator.control.problems import finding_of
+from mooncake_operator.kube.applier import Applier, NameTakenError
+from mooncake_operator.kube.client import Client
+from mooncake_operator.kube.errors import KubeError
+from mooncake_operator.kube.resources import Object, controller_uid, is_terminating, name_of, owned_by, uid_of
+from mooncake_operator.planning.actions import Finding
+
+_PRUNED = ("Service", "ConfigMap", "Secret", "Deployment", "PodDisruptionBudget", "NetworkPolicy")
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What came of it."""
+
+    live: dict[tuple[str, str], Object] = field(default_factory=dict)
+    """Objects as they now are, by kind and name."""
+    findings: list[Finding] = field(default_factory=list)
+
+
+class ObjectKeeper:
+    """Applies and prunes for one cluster at a time."""
+
+    def __init__(self, client: Client, applier: Applier, cluster: Object, world: World) -> None:
+        """Take the cluster and its world, as gathered."""
+        self._client = client
+        self._applier = applier
+        self._cluster = cluster
+        self._world = world
+        self.outcome = Outcome()
+
+    async def keep(self, desired: Sequence[Object]) -> None:
+        """Apply objects in the order given; a refusal of one does not keep the others back.
+
+        Raises:
+            KubeError: the API server has trouble of its own; the pass is to be repeated.
+            NamespaceEndsError: nothing can be made any more.
+        """
+        for obj in desired:
+            await self._one(obj, self._ensure_plain)
+
+    async def keep_pools(self, desired: Sequence[Object]) -> None:
+        """Apply the inline pools, forced, and take over what their authors say of replicas."""
+        for obj in desired:
+            await self._one(obj, self._ensure_pool)
+
+    async def prune(self, desired: Iterable[Object]) -> None:
+        """Delete this cluster's objects that are not desired; its own are those whose owner has its uid."""
+        wanted = {(obj["kind"], name_of(obj)) for obj in desired}
+        present = [obj for obj in (self._world.owned or {}).values() if obj["kind"] in _PRUNED]
+        for live in (*present, *self._world.pools):
+            if (live["kind"], name_of(live)) not in wanted and not is_terminating(live):
+                await self._applier.remove(live, uid_of(self._cluster))
+
+    async def _one(self, desired: Object, ensure: Callable[[Object], Awaitable[Object]]) -> None:
+        subject = f"{desired['kind']} {name_of(desired)}"
+        try:
+            live = await ensure(desired)
+        except (KubeError, NameTakenError) as error:
+            self.outcome.findings.append(finding_of(error, subject))
+        else:
+            self.outcome.live[live["kind"], name_of(live)] = live
+
+    async def _ensure_plain(self, desired: Object) -> Object:
+        meant = owned_by(encoded(desired), self._cluster)
+        live = self._world.find(desired["kind"], name_of(desired))
+        return await self._applier.ensure(meant, live, uid_of(self._cluster))
+
+    async def _ensure_pool(self, desired: Object) -> Object:
+        labelled = {**desired["metadata"].get("labels", {}), CLUSTER_LABEL: name_of(self._cluster)}
+        meant = owned_by(without_replicas(desired), self._cluster)
+        meant = {**meant, "metadata": {**meant["metadata"], "labels": labelled}}
+        live = next((pool for pool in self._world.pools if self._is(pool, desired)), None)
+        if live is not None and is_terminating(live) and controller_uid(live) == uid_of(self._cluster):
+            # It comes back once it is gone: its name is not free before.
+            return live
+        kept = await self._applier.ensure(meant, live, uid_of(self._cluster), force=True)
+        return await declare_replicas(self._client, desired, kept)
+
+    @staticmethod
+    def _is(pool: Object, desired: Object) -> bool:
+        return pool["kind"] == desired["kind"] and name_of(pool) == name_of(desired)

@@ -1,0 +1,22 @@
+"""Fixtures of the operator's tests against a real API server."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import pytest
+from kubernetes.aio import config
+from kubernetes.aio.client import Configuration
+
+from mooncake_operator.kube.client import Client
+from mooncake_testing.apiserver import ApiServer, api_server, namespace
+
+__all__ = ["api_server", "client", "namespace"]
+
+
+@pytest.fixture
+async def client(api_server: ApiServer) -> AsyncIterator[Client]:
+    configuration = Configuration()
+    await config.load_kube_config(str(api_server.kubeconfig), client_configuration=configuration)
+    async with Client(configuration) as client:
+        yield client
