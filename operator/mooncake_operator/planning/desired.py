@@ -7,15 +7,20 @@ from dataclasses import dataclass
 from mooncake_core.api.coordination import PoolRatio
 from mooncake_core.registry import Role
 
-_LETTERS = {Role.PREFILL: "p", Role.DECODE: "d", Role.STORE: "kv"}
+STEMS = {Role.PREFILL: "p", Role.DECODE: "d", Role.STORE: "kv"}
+"""What stands between a pool's name and an instance's number."""
 
 
 @dataclass(frozen=True, slots=True)
 class DesiredPool:
-    """One pool; counts are of instances unless a name says Pods."""
+    """One pool; counts are of instances unless a name says Pods.
+
+    A store's masters and the managed Redis are planned as pools of their own.
+    """
 
     name: str
     uid: str
+    """Of the object that controls its Pods."""
     role: Role
     replicas: int
     revision: str
@@ -35,6 +40,8 @@ class DesiredPool:
     deleted_s: float | None = None
     """When deletion was asked for."""
     has_finalizer: bool = True
+    stem: str = ""
+    """Begin of its instances' names; left out: the pool's name and a letter for the role."""
     generation: int = 0
 
     @property
@@ -54,13 +61,16 @@ class DesiredPool:
 
     def instance(self, ordinal: int) -> str:
         """Name of an instance, and of its leading Pod."""
-        return f"{self.name}-{_LETTERS[self.role]}-{ordinal}"
+        return f"{self._stem}-{ordinal}"
 
     def ordinal(self, instance: str) -> int | None:
         """The number in an instance's name; None when the name is not this pool's."""
-        prefix, _, number = instance.rpartition("-")
-        expected = f"{self.name}-{_LETTERS[self.role]}"
-        return int(number) if prefix == expected and number.isdecimal() else None
+        stem, _, number = instance.rpartition("-")
+        return int(number) if stem == self._stem and number.isdecimal() else None
+
+    @property
+    def _stem(self) -> str:
+        return self.stem or f"{self.name}-{STEMS[self.role]}"
 
     def pod(self, instance: str, rank: int) -> str:
         """Name of one of an instance's Pods."""

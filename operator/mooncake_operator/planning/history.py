@@ -31,7 +31,7 @@ def next_history(
 
 
 def last_progress_s(instances: Sequence[Instance], history: PoolHistory) -> float:
-    """When a rollout last came further: its start, a new instance's gate that opened, an old one's that closed.
+    """When a rollout last came further: its start, a new instance's gate opening, an old one's closing.
 
     Creations are none: an instance that crashes and is made again is no progress.
     """

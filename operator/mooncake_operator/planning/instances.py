@@ -89,8 +89,10 @@ class Instance:
         """Whether it was chosen to go and still holds its place."""
         if self.phase is Phase.DRAINING:
             return True
+        if self.phase is not Phase.ENDING:
+            return False
         gate = self.leader.gate if self.leader is not None else None
-        return self.phase is Phase.ENDING and gate is not None and gate.reason == reasons.DRAINING
+        return not self.pool.gated or (gate is not None and gate.reason == reasons.DRAINING)
 
     @property
     def in_flight(self) -> float:

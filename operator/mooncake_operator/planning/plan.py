@@ -110,7 +110,7 @@ class _PoolPlan:
 
     def steps(self) -> Iterator[Action | WaitFor]:
         """All of them, in order: nothing is made before its revision is kept, and room is made first."""
-        if not self.pool.has_finalizer:
+        if self.pool.gated and not self.pool.has_finalizer:
             yield AddFinalizer(self.pool.name)
         yield from self._revisions()
         for instance in self.draft.instances:

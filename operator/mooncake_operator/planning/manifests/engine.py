@@ -50,12 +50,12 @@ _BEYOND_DRAIN_S = 30
 def engine_pods(plan: Plan, pool: EnginePoolPlan) -> list[Object]:
     """All Pods of a pool, labelled with the pool's revision."""
     revision = pool_revision(plan, pool)
-    return [with_revision(_pod(plan, pool, name), revision) for name in pool.pods()]
+    return [with_revision(engine_pod(plan, pool, name), revision) for name in pool.pods()]
 
 
 def pool_revision(plan: Plan, pool: EnginePoolPlan) -> str:
     """Hash of a pool's Pods without what differs between Pods, runtimes and replica counts."""
-    return revision_of(_pod(plan.anonymous(), pool, pool.name))
+    return revision_of(engine_pod(plan.anonymous(), pool, pool.name))
 
 
 def pairing_revision(plan: Plan) -> str:
@@ -67,12 +67,20 @@ def pairing_revision(plan: Plan) -> str:
     return digest([spec.model.manifest(), spec.engine.manifest(), spec.network.manifest(), bool(plan.store)])
 
 
-def _pod(plan: Plan, pool: EnginePoolPlan, name: str) -> Object:
+def engine_pod(plan: Plan, pool: EnginePoolPlan, name: str) -> Object:
+    """One Pod of a pool, whatever its revision is called."""
     containers = [_container(plan, pool, name)]
     volumes, _ = _storage(plan, pool)
     if plan.shares_state:
         containers.append(sidecar_container(plan, pool, name, pairing_revision(plan)))
-    own = labels(plan, pool.role.value, pool=pool.name, role=pool.role.value, instance=name)
+    own = labels(
+        plan,
+        pool.role.value,
+        pool=pool.name,
+        role=pool.role.value,
+        instance=name,
+        pairing=pairing_revision(plan),
+    )
     return a_pod(
         plan,
         name,

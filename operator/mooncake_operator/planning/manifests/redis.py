@@ -14,7 +14,7 @@ from mooncake_operator.planning.manifests.objects import (
     service,
 )
 from mooncake_operator.planning.manifests.plan import Plan
-from mooncake_operator.planning.manifests.pods import a_pod
+from mooncake_operator.planning.manifests.pods import a_pod, revision_of
 from mooncake_operator.planning.manifests.sharing import PASSWORD_KEY
 from mooncake_operator.planning.names import Port
 
@@ -48,13 +48,19 @@ def redis_objects(plan: Plan) -> tuple[list[Object], list[Object], list[Object]]
     (name,) = plan.redis_pods()
     settings = "\n".join([*_SETTINGS, f"requirepass {password}", ""])
     return (
-        [_pod(plan, name)],
+        [redis_pod(plan, name)],
         [_service(plan, name)],
         [secret(plan, plan.redis_name, "redis", {PASSWORD_KEY: password, _CONFIG_KEY: settings})],
     )
 
 
-def _pod(plan: Plan, name: str) -> Object:
+def redis_revision(plan: Plan) -> str:
+    """Hash of the managed Redis' Pod."""
+    return revision_of(redis_pod(plan.anonymous(), plan.redis_name))
+
+
+def redis_pod(plan: Plan, name: str) -> Object:
+    """The managed Redis' Pod."""
     port = plan.names.port(name, Port.REDIS)
     probe = {"tcpSocket": {"port": "redis"}}
     container: Object = {

@@ -26,11 +26,18 @@ from mooncake_operator.planning.names import Port
 
 def store_pods(plan: Plan, store: StorePlan) -> list[Object]:
     """Master first: nodes that start before it try again until it is there."""
+    master_revision, node_revision = store_revisions(plan, store)
+    masters = [with_revision(master_pod(plan, store, pod), master_revision) for pod in store.masters()]
+    return masters + [with_revision(node_pod(plan, store, pod), node_revision) for pod in store.nodes()]
+
+
+def store_revisions(plan: Plan, store: StorePlan) -> tuple[str, str]:
+    """Hashes of the masters' Pods and of the nodes'."""
     anyone = plan.anonymous()
-    master_revision = revision_of(_master_pod(anyone, store, store.name))
-    node_revision = revision_of(_node_pod(anyone, store, store.name))
-    masters = [with_revision(_master_pod(plan, store, pod), master_revision) for pod in store.masters()]
-    return masters + [with_revision(_node_pod(plan, store, pod), node_revision) for pod in store.nodes()]
+    return (
+        revision_of(master_pod(anyone, store, store.name)),
+        revision_of(node_pod(anyone, store, store.name)),
+    )
 
 
 def store_capacity_tokens(plan: Plan, store: StorePlan) -> int:
@@ -48,7 +55,8 @@ def _image(plan: Plan, store: StorePlan) -> str:
     return store.spec.image or plan.cluster.spec.engine.image or plan.images.mooncake
 
 
-def _master_pod(plan: Plan, store: StorePlan, pod: str) -> Object:
+def master_pod(plan: Plan, store: StorePlan, pod: str) -> Object:
+    """A Pod that knows where objects lie."""
     rpc, http = plan.names.port(pod, Port.MASTER_RPC), plan.names.port(pod, Port.MASTER_HTTP)
     eviction = store.spec.master.eviction
     tuning = {
@@ -85,7 +93,8 @@ def _master_pod(plan: Plan, store: StorePlan, pod: str) -> Object:
     return a_pod(plan, pod, own, [container], [], subdomain=store.name)
 
 
-def _node_pod(plan: Plan, store: StorePlan, pod: str) -> Object:
+def node_pod(plan: Plan, store: StorePlan, pod: str) -> Object:
+    """A Pod that holds a segment."""
     rpc, http = plan.names.port(pod, Port.NODE_RPC), plan.names.port(pod, Port.NODE_HTTP)
     ssd = store.spec.ssd
     ssd_folder = (SSD_DIR, ssd.path) if ssd else None
