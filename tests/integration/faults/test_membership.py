@@ -1,7 +1,7 @@
-"""Entries 17 and 18 as far as they can be met without Kubernetes: who leaves gets no more, and ends its streams.
+"""Entries 17 and 18 without Kubernetes: who leaves gets no more work, and ends its streams.
 
-What a watch of the Kubernetes API may lose (readiness, labels, deletions) is the operator's; here the registry
-is polled whole, so there is no event that could be lost.
+What a watch of the Kubernetes API may lose (readiness, labels, deletions) is the operator's; here the
+registry is polled whole, so there is no event that could be lost.
 """
 
 from __future__ import annotations
@@ -94,16 +94,19 @@ async def test_an_instance_that_came_back_under_another_address_is_found_there(
 ) -> None:
     old, new = ScriptedEngine("b0"), ScriptedEngine("b0")
     shared = {"redis_url": redis_server.url, "namespace": NAMESPACE}
-    async with engines(old, new), announced(redis_server, [old.instance()]) as there:
-        async with gateway(tmp_path, [], **shared) as running:
-            roster = running.scheduler.services.roster
-            await until(lambda: "b0" in roster.members)
+    async with (
+        engines(old, new),
+        announced(redis_server, [old.instance()]) as there,
+        gateway(tmp_path, [], **shared) as running,
+    ):
+        roster = running.scheduler.services.roster
+        await until(lambda: "b0" in roster.members)
+        assert (await running.complete()).status_code == 200
+        there.instances["b0"] = await there.registry.register(new.instance())
+        await until(lambda: roster.members["b0"].instance.url == new.url)
+        for _ in range(5):
             assert (await running.complete()).status_code == 200
-            there.instances["b0"] = await there.registry.register(new.instance())
-            await until(lambda: roster.members["b0"].instance.url == new.url)
-            for _ in range(5):
-                assert (await running.complete()).status_code == 200
-            assert (len(old.legs), len(new.legs)) == (1, 5), "nothing goes to the address that it had"
+        assert (len(old.legs), len(new.legs)) == (1, 5), "nothing goes to the address that it had"
 
 
 async def test_a_scheduler_that_is_told_to_end_finishes_its_streams_first(

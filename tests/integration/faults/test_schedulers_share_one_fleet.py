@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
-from mooncake_core.registry import EngineReport, Role
+from mooncake_core.registry import EngineReport
 from mooncake_testing.gateway import Gateway, gateway
 from mooncake_testing.redis import RedisServer
 from mooncake_testing.scheduler_process import NAMESPACE, SchedulerProcess, announced
@@ -26,7 +26,7 @@ PROFILE = "llama3-70b-8xa800"
 
 async def until(condition: Callable[[], bool], timeout_s: float = 15.0) -> None:
     async with asyncio.timeout(timeout_s):
-        while not condition():  # noqa: ASYNC110 - what is waited for happens in other processes
+        while not condition():
             await asyncio.sleep(0.01)
 
 
@@ -73,7 +73,8 @@ async def test_each_of_three_schedulers_sees_the_load_that_the_others_gave(
                 asked.append(asyncio.ensure_future(one.complete(prompt=prompt)))
                 for each in running:
                     await until(lambda each=each, place=place: promised(each) == place + 1)  # type: ignore[misc]
-            await until(lambda: sum(len(engine.legs) for engine in fleet) == 3 * (number + 1))
+            asked_so_far = 3 * (number + 1)
+            await until(lambda wanted=asked_so_far: sum(len(e.legs) for e in fleet) == wanted)  # type: ignore[misc]
             after = Counter({engine.name: len(engine.legs) for engine in fleet})
             assert after - before == Counter(b0=1, b1=1, b2=1)
             hold.set()

@@ -1,4 +1,4 @@
-"""Entries 1 to 3 and 5 on engines that count their KV blocks: whoever leaves, whatever dies, nothing leaks."""
+"""Entries 1, 2, 3 and 5 on engines that count their blocks: whoever leaves or dies, nothing leaks."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ async def served(
 
 async def until(engine: SimulatedProcess, what: str) -> None:
     async with asyncio.timeout(10):
-        while not (await asyncio.to_thread(engine.get, "/simulator/state"))[what]:  # noqa: ASYNC110
+        while not (await asyncio.to_thread(engine.get, "/simulator/state"))[what]:
             await asyncio.sleep(0.005)
 
 
