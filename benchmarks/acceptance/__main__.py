@@ -16,13 +16,12 @@ from typing import Any, NamedTuple
 
 import yaml
 
-ROOT = Path(__file__).parents[2]
-sys.path.insert(0, str(ROOT / "tests" / "lib"))
-
-from mooncake_testing.cluster import cluster, until_none
+sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "lib"))
 
 from mooncake_simulator.workloads import generate, read_trace, token_hit_rate, write_trace
+from mooncake_testing.cluster import cluster, until_none
 
+ROOT = Path(__file__).parents[2]
 PUBLISHED_TRACE = ROOT.parent / "shared" / "traces" / "conversation_trace.jsonl"
 QUICKSTART = ROOT / "examples" / "quickstart.yaml"
 REASONS = {"ttft", "tbt", "kv_memory", "tenant_quota"}
@@ -87,6 +86,7 @@ def replayed(schedulers: int, arguments: list[str], figures: Path) -> dict[str, 
         command = [sys.executable, "-P", "-m", "mooncakectl", "replay", "--url", running.endpoint]
         subprocess.run([*command, *arguments, "--json", str(figures)], check=True, stdout=subprocess.DEVNULL)
         until_none(running.work_in_the_ledger, "the ledger is empty")
+        until_none(running.engines_at_work, "no engine works for nobody")
         until_none(running.index_disagrees, "Redis holds what the engines hold")
     told: dict[str, Any] = json.loads(figures.read_text())
     return told

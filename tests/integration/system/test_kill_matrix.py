@@ -85,6 +85,7 @@ def heals(cluster: Cluster, killed_s: float) -> None:
         cluster.work_in_the_ledger, "the ledger is empty", ended_s + HEALED_WITHIN_S - time.monotonic()
     )
     ledger_s = time.monotonic() - ended_s
+    until_none(cluster.engines_at_work, "no engine works for nobody", HEALED_WITHIN_S)
     blocks = sum(map(len, cluster.indexed_blocks().values()))
     print(
         f"index right {index_s:.1f} s after the kill ({blocks} blocks),"

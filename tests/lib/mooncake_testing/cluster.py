@@ -221,6 +221,15 @@ class Cluster:
                 found += [f"Redis: {key.decode()}: {row!r}"] if row else []
         return found
 
+    def engines_at_work(self) -> list[str]:
+        """Engines that have requests, or hold KV for somebody to fetch; empty at rest."""
+        states = {pod: self.engine_state(pod) for pod in self.engine_urls}
+        return [
+            f"{pod}: {state}"
+            for pod, state in states.items()
+            if any(state[what] for what in ("running", "waiting", "loading", "held"))
+        ]
+
     # -- touching
 
     def kill(self, pod: str, container: str) -> ProcessIdentity:
