@@ -26,7 +26,7 @@ demo: $(STAMP) ## run the quickstart on this machine, replay a workload through 
 	$(BIN)/mooncakectl demo -f examples/quickstart.yaml
 
 test: $(STAMP) ## run every test that needs no GPU and no vLLM
-	$(BIN)/pytest -n 2 --dist loadgroup -m "not engines" --ignore tests/engines
+	$(BIN)/pytest -n 2 --dist loadfile -m "not engines" --ignore tests/engines
 
 test-engines: $(STAMP) ## run the gateway before real vLLM on CPU (first time: a minute and 2.5 GB in the cache)
 	$(BIN)/pytest -m engines tests/engines

@@ -14,8 +14,6 @@ from mooncake_simulator.workloads import SessionShape, generate, parse_distribut
 from mooncake_testing.cluster import Cluster, until, until_none
 from mooncakectl.replay import Outcome, OutcomeKind, ReplayOptions, ReplayResult, replay
 
-pytestmark = pytest.mark.xdist_group("system")
-
 HEALED_WITHIN_S = 30.0
 CONNECTION_DIES_WITHIN_S = 1.0
 

@@ -12,8 +12,6 @@ from prometheus_client.parser import text_string_to_metric_families
 from mooncake_core.blocks import block_keys
 from mooncake_testing.cluster import Cluster, until
 
-pytestmark = pytest.mark.xdist_group("system")
-
 BLOCK = 512
 
 

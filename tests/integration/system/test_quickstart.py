@@ -13,9 +13,6 @@ from mooncake_testing.cluster import Cluster, cluster, until_none
 from mooncakectl.commands.demo import workload
 from mooncakectl.replay import ReplayOptions, ReplayResult, replay
 
-# Another process than that of the other clusters, where there are several.
-pytestmark = pytest.mark.xdist_group("system-quickstart")
-
 QUICKSTART = Path(__file__).parents[3] / "examples" / "quickstart.yaml"
 REQUESTS = 150
 SPEED = 30.0

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import httpx
-import pytest
 
 from mooncake_testing.cluster import Cluster, until
-
-pytestmark = pytest.mark.xdist_group("system")
 
 
 def test_after_kill_9_of_the_runtime_nothing_is_left_and_a_second_up_serves(running: Cluster) -> None:
