@@ -25,6 +25,7 @@ from mooncake_operator.planning.checks import is_idle
 from mooncake_operator.planning.deletion import plan_deletion
 from mooncake_operator.planning.desired import DesiredCluster, DesiredPool
 from mooncake_operator.planning.draft import Draft, PoolDraft
+from mooncake_operator.planning.history import last_progress_s
 from mooncake_operator.planning.instances import LOST_AFTER_S, Instance, Phase, assemble
 from mooncake_operator.planning.moves import decide
 from mooncake_operator.planning.observed import Observed, Recreation
@@ -77,6 +78,7 @@ def plan(cluster: DesiredCluster, observed: Observed) -> Plan:
         else:
             steps = _PoolPlan(drafts[pool.name], observed).steps()
             outcomes[pool.name] = _outcome(drafts[pool.name], observed)
+            waits += _deadline(cluster, outcomes[pool.name], observed)
         for step in steps:
             if isinstance(step, WaitFor):
                 waits.append(step)
@@ -91,6 +93,17 @@ def _outcome(draft: PoolDraft, observed: Observed) -> PoolOutcome:
     records = recreation.next_records(pool, draft.instances, given_up, observed.now_s)
     failures = recreation.next_failures(history, records, history.recreations)
     return PoolOutcome(pool, tuple(draft.instances), records, failures, draft.blocked)
+
+
+def _deadline(cluster: DesiredCluster, outcome: PoolOutcome, observed: Observed) -> list[WaitFor]:
+    """Look again when a rollout's time is over, though nothing will have happened."""
+    unfinished = any(i.live and not (i.routable and i.updated) for i in outcome.instances)
+    due_s = (
+        last_progress_s(outcome.instances, observed.history(outcome.pool.name)) + cluster.progress_deadline_s
+    )
+    if not unfinished or due_s <= observed.now_s:
+        return []
+    return [WaitFor(reasons.ROLLING_OUT, outcome.pool.name, "its progress deadline", due_s + 1)]
 
 
 def _overtaken(draft: PoolDraft, observed: Observed) -> frozenset[str]:

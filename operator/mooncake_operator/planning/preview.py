@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from mooncake_core.registry import InstanceState
+from mooncake_operator.planning import reasons
 from mooncake_operator.planning.actions import (
     Action,
     AddFinalizer,
@@ -84,7 +85,13 @@ def steps(cluster: DesiredCluster, observed: Observed) -> Iterator[Step]:
     for number in range(1, _MOST_STEPS):
         made = plan(cluster, observed)
         counts, gpus = _counts(cluster, observed)
-        yield Step(number, counts, gpus, made.actions, tuple(wait.message for wait in made.waits))
+        yield Step(
+            number,
+            counts,
+            gpus,
+            made.actions,
+            tuple(w.message for w in made.waits if w.reason != reasons.ROLLING_OUT),
+        )
         if not made.actions and not _unsettled(cluster, observed):
             return
         observed = settle(carry_out(cluster, observed, made))

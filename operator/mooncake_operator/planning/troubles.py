@@ -42,16 +42,20 @@ _REFUSALS: Sequence[tuple[re.Pattern[str], str, str]] = (
 
 def scheduling(instances: Iterable[Instance]) -> Finding | None:
     """The scheduler's first objection; None = every Pod has a node."""
-    waiting = [(i, pod, pod.trouble) for i in instances for pod in i.pods if _is_unscheduled(pod)]
+    waiting = [
+        (pod.name, pod.trouble)
+        for instance in instances
+        for pod in instance.pods
+        if pod.trouble is not None and not pod.node and _container_trouble(pod, pod.trouble) is None
+    ]
     if not waiting:
         return None
-    instance, pod, trouble = waiting[0]
+    name, trouble = waiting[0]
     others = f" and {len(waiting) - 1} more Pods" if len(waiting) > 1 else ""
-    assert trouble is not None
     for pattern, reason, remedy in _INSUFFICIENT:
         if pattern.search(trouble.message):
-            return Finding(reason, f"Pod {pod.name}{others}: {trouble.message}; {remedy}")
-    return Finding(reasons.UNSCHEDULABLE, f"Pod {pod.name}{others}: {trouble.message or trouble.reason}")
+            return Finding(reason, f"Pod {name}{others}: {trouble.message}; {remedy}")
+    return Finding(reasons.UNSCHEDULABLE, f"Pod {name}{others}: {trouble.message or trouble.reason}")
 
 
 def starting(instances: Iterable[Instance]) -> Finding | None:
@@ -85,10 +89,6 @@ def refusal(status: int, message: str) -> Finding:
     if status in (400, 422):
         return Finding(reasons.INVALID_POD, f"{message}; change podTemplate or resources of the pool")
     return Finding(reasons.CREATE_FAILED, message)
-
-
-def _is_unscheduled(pod: ObservedPod) -> bool:
-    return pod.trouble is not None and not pod.node and _container_trouble(pod, pod.trouble) is None
 
 
 def _container_trouble(pod: ObservedPod, trouble: Trouble) -> Finding | None:

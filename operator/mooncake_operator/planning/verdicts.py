@@ -141,7 +141,7 @@ def _progressing(case: _Case) -> Verdict:
     idle_s = case.observed.now_s - last_progress_s(case.outcome.instances, history)
     if history.update_revision == wanted.revision and idle_s > case.deadline_s:
         trouble = f"; {case.trouble.message}" if case.trouble else blocked
-        message = f"nothing has come further for {idle_s:.0f} s (progressDeadlineSeconds){trouble}"
+        message = f"no progress for {case.deadline_s:.0f} s (progressDeadlineSeconds){trouble}"
         return Verdict("Progressing", False, reasons.DEADLINE_EXCEEDED, message)
     if outdated > wanted.partition:
         message = f"{case.updated_routable} of {wanted.updated_target} are updated and routable{blocked}"

@@ -293,7 +293,8 @@ class Planner(RuleBasedStateMachine):
         records = {record.instance for record in self.observed.history(pool.name).recreations}
         fresh = [a for a in created if a.instance not in records]
         instances = assemble(pool, self.observed)
-        present = sum(i.live for i in instances)
+        kept = {record.instance for record in made.outcomes[pool.name].recreations}
+        present = sum(i.live and (i.phase is not Phase.ABSENT or i.name in kept) for i in instances)
         outgoing = sum(i.leaving and i.revision != pool.revision for i in instances)
         if fresh:
             assert present + outgoing + len(fresh) <= pool.replicas + pool.max_surge

@@ -6,7 +6,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from mooncake_core.api import MooncakeCluster, Pool
+from mooncake_operator.planning.manifests.disruption import disruption_budgets
 from mooncake_operator.planning.manifests.engine import STORE_CONFIG, engine_pods
+from mooncake_operator.planning.manifests.network import network_policies
 from mooncake_operator.planning.manifests.objects import Object, config_map
 from mooncake_operator.planning.manifests.plan import Credentials, Images, Plan, inline_pools, plan_of
 from mooncake_operator.planning.manifests.redis import redis_objects
@@ -36,10 +38,13 @@ class DesiredWorld:
     services: tuple[Object, ...]
     config_maps: tuple[Object, ...]
     secrets: tuple[Object, ...]
+    disruption_budgets: tuple[Object, ...] = ()
+    network_policies: tuple[Object, ...] = ()
 
     def for_kubernetes(self) -> Iterator[Object]:
         """Objects to create on Kubernetes, those first that others refer to."""
         yield from (*self.secrets, *self.config_maps, *self.services, *self.pools)
+        yield from (*self.network_policies, *self.disruption_budgets)
         yield from (*self.pods, *self.deployments)
 
     def for_one_machine(self) -> Iterator[Object]:
@@ -81,6 +86,8 @@ def render(
         services=(*services(plan), *redis_services),
         config_maps=(scheduler_config_map(plan), *_engine_config_maps(plan)),
         secrets=(*redis_secrets, *admin_secret(plan)),
+        disruption_budgets=tuple(disruption_budgets(plan)),
+        network_policies=tuple(network_policies(plan)),
     )
 
 

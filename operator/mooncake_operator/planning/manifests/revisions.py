@@ -1,7 +1,7 @@
 """What new Pods are made from: rendered once, kept in a ControllerRevision, filled in for each Pod.
 
-An instance that must come back at an old revision comes back as it was, though cluster, pool and operator have
-changed since: its Pods are never rendered anew.
+An instance that must come back at an old revision comes back as it was, though cluster, pool and operator
+have changed since: its Pods are never rendered anew.
 """
 
 from __future__ import annotations

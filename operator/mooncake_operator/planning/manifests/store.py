@@ -23,6 +23,8 @@ from mooncake_operator.planning.manifests.pods import a_pod, container_resources
 from mooncake_operator.planning.manifests.transfer import master_address
 from mooncake_operator.planning.names import Port
 
+NODE_ROLE = "store-node"
+
 
 def store_pods(plan: Plan, store: StorePlan) -> list[Object]:
     """Master first: nodes that start before it try again until it is there."""
@@ -109,7 +111,7 @@ def node_pod(plan: Plan, store: StorePlan, pod: str) -> Object:
         "volumeMounts": [mount("ssd", ssd_folder, read_only=False)] if ssd_folder else [],
     }
     volumes = [{"name": "ssd", "emptyDir": {"sizeLimit": ssd.size}}] if ssd else []
-    own = labels(plan, "store-node", pool=store.name, role="store-node", instance=pod)
+    own = labels(plan, NODE_ROLE, pool=store.name, role=NODE_ROLE, instance=pod)
     return a_pod(
         plan,
         pod,

@@ -1,0 +1,44 @@
+"""PodDisruptionBudgets that count instances: what `kubectl drain` may take at once."""
+
+from __future__ import annotations
+
+from mooncake_operator.planning.manifests.objects import Object, an_object, labels
+from mooncake_operator.planning.manifests.plan import EnginePoolPlan, Plan
+from mooncake_operator.planning.manifests.store import NODE_ROLE
+
+
+def disruption_budgets(plan: Plan) -> list[Object]:
+    """One for each pool of more than one instance: with a single one, a budget could only block drains."""
+    budgets = [_engines(plan, pool) for pool in plan.engine_pools if pool.spec.replicas > 1]
+    if plan.store is not None and plan.store.spec.replicas > 1:
+        budgets.append(_budget(plan, plan.store.name, NODE_ROLE, plan.store.spec.replicas - 1))
+    return budgets
+
+
+def pods_to_keep(replicas: int, size: int, min_available: int | None) -> int:
+    """Pods that must stay so that `min_available` instances do.
+
+    Each eviction may hit another instance, and an instance without one of its Pods is none: so many Pods may
+    go as instances may, whatever their size. A bound of `min_available` times size would let two evictions
+    break two instances of two Pods where only one may be missing (pdb-operator issue 81).
+    """
+    least = replicas - 1 if min_available is None else min(min_available, replicas)
+    return max(replicas * size - (replicas - least), 0)
+
+
+def _engines(plan: Plan, pool: EnginePoolPlan) -> Object:
+    spec = pool.spec
+    keep = pods_to_keep(spec.replicas, spec.instance.size, spec.disruption.min_available)
+    return _budget(plan, pool.name, pool.role.value, keep)
+
+
+def _budget(plan: Plan, pool: str, role: str, keep: int) -> Object:
+    selector = {"mooncake.io/cluster": plan.name, "mooncake.io/pool": pool, "mooncake.io/role": role}
+    spec = {
+        "minAvailable": keep,
+        "selector": {"matchLabels": selector},
+        # A Pod that does not work must not hold up the drain of its node.
+        "unhealthyPodEvictionPolicy": "AlwaysAllow",
+    }
+    own = labels(plan, "pool", pool=pool)
+    return an_object(plan, "policy/v1", "PodDisruptionBudget", pool, own, spec=spec)
