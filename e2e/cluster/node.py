@@ -119,7 +119,6 @@ disable = true
 [plugins.'io.containerd.cri.v1.runtime']
 restrict_oom_score_adj = true
 netns_mounts_under_state_dir = true
-enable_cdi = false
 
 [plugins.'io.containerd.cri.v1.runtime'.cni]
 bin_dirs = ['{CNI_DIR}']

@@ -30,7 +30,7 @@ _CONCURRENT_STARTS = 32
 class PlayedNodes:
     """Nodes with played kubelets, as an async context manager.
 
-    ``async with PlayedNodes(kube, 50) as played:`` registers the nodes, plays them, and removes them at the end.
+    ``async with PlayedNodes(kube, 50) as played:`` registers the nodes, plays them, removes them at the end.
     """
 
     def __init__(
