@@ -15,6 +15,7 @@ _COMMANDS = (
     "mooncakectl.commands.status",
     "mooncakectl.commands.explain",
     "mooncakectl.commands.drain",
+    "mooncakectl.commands.rollout",
     "mooncakectl.replay.command",
     "mooncakectl.workload.command",
 )

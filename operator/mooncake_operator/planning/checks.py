@@ -44,7 +44,8 @@ def within_gpu_budget(draft: Draft, pool: PoolDraft) -> Finding | None:
     return Finding(
         reasons.GPU_BUDGET,
         f"{pool.pool.name}: an instance takes {pool.pool.gpus} GPUs, {draft.gpus_used} of"
-        f" coordination.gpuBudget {draft.cluster.gpu_budget} are in use; raise it, or lower replicas",
+        f" coordination.gpuBudget {draft.cluster.gpu_budget} are in use; raise it,"
+        " lower replicas, or allow update.maxUnavailable",
     )
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
-from mooncake_core.registry import InstanceState
+from mooncake_core.registry import InstanceState, Role
 from mooncake_operator.planning import reasons
 from mooncake_operator.planning.actions import (
     Action,
@@ -24,7 +24,7 @@ from mooncake_operator.planning.actions import (
     SetGate,
     Unmark,
 )
-from mooncake_operator.planning.desired import DesiredCluster
+from mooncake_operator.planning.desired import DesiredCluster, DesiredPool
 from mooncake_operator.planning.history import next_history
 from mooncake_operator.planning.instances import Phase, assemble
 from mooncake_operator.planning.observed import (
@@ -54,6 +54,45 @@ class Step:
     gpus: int
     actions: tuple[Action, ...]
     waits_for: tuple[str, ...]
+
+
+def rollout_of(
+    *,
+    prefill: int,
+    decode: int,
+    max_surge: int = 1,
+    max_unavailable: int = 1,
+    max_skew: float = 0.25,
+    partition: int = 0,
+    gpus: int = 1,
+    gpu_budget: int | None = None,
+) -> tuple[DesiredCluster, Observed]:
+    """A cluster at rest whose model or engine has just been changed, and the picture of it."""
+
+    def pool(role: Role, replicas: int, revision: str) -> DesiredPool:
+        return DesiredPool(
+            name=role.value,
+            uid=f"uid-of-{role.value}",
+            role=role,
+            replicas=replicas,
+            revision=revision,
+            pairing=revision,
+            gpus_per_pod=gpus,
+            max_surge=max_surge,
+            max_unavailable=max_unavailable,
+            partition=partition,
+        )
+
+    def cluster(revision: str) -> DesiredCluster:
+        pools = (pool(Role.PREFILL, prefill, revision), pool(Role.DECODE, decode, revision))
+        return DesiredCluster(pools, max_skew=max_skew, gpu_budget=gpu_budget)
+
+    old, empty = cluster("old"), Observed(0.0, registry={})
+    observed = empty
+    # Until it is at rest; `steps` ends at the same moment.
+    for _ in steps(old, empty):
+        observed = settle(carry_out(old, observed, plan(old, observed)))
+    return cluster("new"), observed
 
 
 def carry_out(cluster: DesiredCluster, observed: Observed, made: Plan) -> Observed:
