@@ -33,7 +33,9 @@ _log = structlog.get_logger(__name__)
 LOCAL_BLOCKS = 1_000_000
 """Blocks that a gateway remembers of its own dispatches."""
 JOURNAL = 20_000
-"""Dispatches remembered while the shared index is there."""
+"""Dispatches remembered while the shared index is there,"""
+JOURNAL_KEYS = 4_000_000
+"""and block keys in them: long prompts in small blocks would otherwise fill gigabytes."""
 JOURNAL_BIT = 50
 """Of these, read into the own index by each request that needs it,"""
 JOURNAL_SLICE = 500
@@ -144,7 +146,8 @@ class SharedResidency:
         self._shared = shared
         self._local = local
         self._recent = RecentDispatches()
-        self._journal: deque[tuple[str, Sequence[int], Tier]] = deque(maxlen=JOURNAL)
+        self._journal: deque[tuple[str, Sequence[int], Tier]] = deque()
+        self._journal_keys = 0
         self._epochs: dict[str, int] = {}
         self._away_until_s = 0.0
         self.local_index = local.local_index
@@ -158,8 +161,8 @@ class SharedResidency:
             if self._epochs.get(instance.id, instance.epoch) != instance.epoch:
                 self._recent.forget(instance.id)
                 lost = instance.id
-                kept = [entry for entry in self._journal if entry[0] != lost]
-                self._journal = deque(kept, maxlen=JOURNAL)
+                self._journal = deque(entry for entry in self._journal if entry[0] != lost)
+                self._journal_keys = sum(len(keys) for _, keys, _ in self._journal)
             self._epochs[instance.id] = instance.epoch
         await self._local.follow(instances)
         if self.mode == "local":
@@ -193,8 +196,12 @@ class SharedResidency:
 
     async def holds(self, holder_id: str, keys: Sequence[int], tier: Tier) -> None:
         """As `LocalResidency.holds`."""
-        if keys:
-            self._journal.append((holder_id, keys, tier))
+        if not keys:
+            return
+        self._journal.append((holder_id, keys, tier))
+        self._journal_keys += len(keys)
+        while len(self._journal) > JOURNAL or self._journal_keys > JOURNAL_KEYS:
+            self._journal_keys -= len(self._journal.popleft()[1])
 
     def _failed(self, error: ConnectionError) -> None:
         """A late answer may be our own loop's fault; only several in a row, or a broken connection, count."""
@@ -214,4 +221,6 @@ class SharedResidency:
     async def _read_journal(self, most: int) -> None:
         """Read the latest entries into the index."""
         for _ in range(min(most, len(self._journal))):
-            await self._local.holds(*self._journal.pop())
+            entry = self._journal.pop()
+            self._journal_keys -= len(entry[1])
+            await self._local.holds(*entry)

@@ -168,7 +168,8 @@ class ScriptedEngine:
         self._tasks.add(task)
         self._writers.add(writer)
         try:
-            while await self._exchange(reader, writer):
+            early = bytearray()
+            while await self._exchange(reader, writer, early):
                 pass
         except (ConnectionError, asyncio.CancelledError):
             pass
@@ -177,9 +178,15 @@ class ScriptedEngine:
             self._writers.discard(writer)
             writer.transport.abort()
 
-    async def _exchange(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
+    async def _exchange(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, early: bytearray
+    ) -> bool:
+        """Serve one request; `early` is what was read of it while the one before was answered."""
         parsed = _Parsed()
         parser = httptools.HttpRequestParser(parsed)
+        if early:
+            parser.feed_data(bytes(early))
+            early.clear()
         while not parsed.complete:
             data = await reader.read(1 << 16)
             if not data:
@@ -198,7 +205,9 @@ class ScriptedEngine:
         finally:
             answering.cancel()
             leaving.cancel()
-            await asyncio.gather(answering, leaving, return_exceptions=True)
+            _, read = await asyncio.gather(answering, leaving, return_exceptions=True)
+            if isinstance(read, bytes):
+                early += read
 
     async def _answer(self, seen: Seen, writer: asyncio.StreamWriter) -> bool:
         async with self.arrived:
