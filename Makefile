@@ -6,7 +6,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: help setup demo test test-engines bench-acceptance bench-router bench-index bench-acceptance check fix crds lock clean
+.PHONY: help setup demo test test-engines bench-router bench-index bench-acceptance check fix crds lock clean
 
 help: ## list the commands
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 18
@@ -39,9 +39,6 @@ bench-router: $(STAMP) ## CPU per request beside vllm-router
 
 bench-index: $(STAMP) ## measure the prefix index, and Dynamo's indexer beside it
 	$(BIN)/python benchmarks/index
-
-bench-acceptance: $(STAMP) ## replay 1 000 requests of the conversation trace through the quickstart, three seeds
-	$(BIN)/python benchmarks/acceptance
 
 check: $(STAMP) ## static checks: lint, format, types, imports, spelling, generated files
 	$(BIN)/ruff check .
