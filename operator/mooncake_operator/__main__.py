@@ -94,7 +94,7 @@ class Process:
             enqueue=self._queue.add,
             unhealthy=self.lifecycle.unhealthy,
             on_listed=self._resync.request,
-            on_started=self._take_signals,
+            on_started=self.take_signals,
         )
         await kopf.operator(
             registry=registry,
@@ -106,8 +106,8 @@ class Process:
             stop_flag=stop,
         )
 
-    def _take_signals(self) -> None:
-        # kopf would end itself and leave the rest running.
+    def take_signals(self) -> None:
+        """Stop in order on SIGTERM and SIGINT; kopf, when it starts, puts its own handlers there."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self.lifecycle.stop)
@@ -135,7 +135,9 @@ async def run(settings: Settings) -> None:
     try:
         configuration = await find_configuration()
         async with Client(configuration, observer=metrics.observe_request) as client:
-            await Process(settings, metrics, client).lifecycle.run()
+            process = Process(settings, metrics, client)
+            process.take_signals()
+            await process.lifecycle.run()
     finally:
         server.shutdown()
         server.server_close()

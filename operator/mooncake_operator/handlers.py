@@ -6,6 +6,7 @@ taken from the object itself, so that a handler cannot fail for want of another.
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import time
 from collections.abc import Callable, Mapping
@@ -63,6 +64,8 @@ def make_registry(
 
     @kopf.on.startup(registry=registry)
     async def start(settings: kopf.OperatorSettings, **_: Any) -> None:
+        # kopf takes the signals for itself right after its start-up has begun.
+        await asyncio.sleep(0.05)
         on_started()
 
     @kopf.on.login(registry=registry, retries=3)
@@ -103,7 +106,7 @@ def kopf_settings(settings: Settings) -> kopf.OperatorSettings:
     for resource in (POD, *OWNED):
         chosen.watching.label_selectors[resource.plural] = _MANAGED
     chosen.watching.chunk_size = 500
-    chosen.watching.server_timeout = settings.watch_timeout_seconds
+    chosen.watching.server_timeout = settings.watch_timeout_seconds  # whole seconds, or the server refuses
     chosen.watching.inactivity_timeout = settings.watch_inactivity_seconds
     chosen.networking.request_timeout = 30
     chosen.networking.connect_timeout = 5

@@ -7,7 +7,8 @@ import sys
 
 import structlog
 
-_NOISY = ("kopf.activities.probe", "aiohttp.access", "asyncio")
+# kopf tells of every event that was handled.
+_NOISY = ("kopf.objects", "kopf.activities.probe", "aiohttp.access", "asyncio")
 
 
 def set_up_logging(level: str) -> None:

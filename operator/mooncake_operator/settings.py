@@ -52,7 +52,7 @@ class Settings(BaseModel):
     listen: str = "0.0.0.0"
     metrics_port: PortNumber = 8080
     health_port: PortNumber = 8081
-    watch_timeout_seconds: Seconds = 600.0
+    watch_timeout_seconds: Annotated[int, Field(ge=1)] = 600
     watch_inactivity_seconds: Seconds = 70.0
     stop_seconds: Seconds = 20.0
     """How long passes may go on once the process is asked to stop."""

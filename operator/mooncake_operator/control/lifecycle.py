@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable
+from contextlib import suppress
 from typing import Any
 
 import structlog
@@ -23,7 +24,7 @@ _OLDEST_KEY_S = 300.0
 _MOST_FAILED_LISTS = 3
 
 Watch = Callable[[asyncio.Event], Awaitable[None]]
-"""Watches until the event is set; may end early or fail, and is then called again."""
+"""Watches until the event, or a signal; may fail, and is then called again."""
 
 
 class WatchingFailedError(Exception):
@@ -114,7 +115,7 @@ class Lifecycle:
             if lead not in ended:
                 # The Lease is still held, so that what was begun may be finished.
                 await self._finish(work, lead)
-            for task in ended - {stopped}:
+            for task in ended:
                 task.result()
         finally:
             self._stop_watching.set()
@@ -159,11 +160,14 @@ class Lifecycle:
         quick_ends = 0
         while True:
             began_s = clock()
-            why = "it ended"
             try:
                 await self._watch(self._stop_watching)
             except Exception as error:
                 why = f"{type(error).__name__}: {error}"
+            else:
+                # Unasked: then a signal came that it took for itself.
+                self._stop.set()
+                return
             if self._stop_watching.is_set():
                 return
             quick_ends = quick_ends + 1 if clock() - began_s < _QUICK_END_S else 1
@@ -174,4 +178,7 @@ class Lifecycle:
             self._on_watch_failed()
             # What was missed meanwhile, deletions above all, only a fresh list shows.
             self._resync.request()
-            await asyncio.sleep(pause_s)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(pause_s):
+                    await self._stop_watching.wait()
+                return
