@@ -9,7 +9,8 @@
 #   docker build --target operator -t mooncake-k8s-operator:0.1.0 .
 #
 # The base needs Python 3.11 or newer with venv. All images run as user 65532, write nowhere but into mounted volumes
-# (a read-only root file system is fine), and install exactly what requirements.lock pins, by hash.
+# (a read-only root file system is fine), and install exactly what requirements.lock pins, by hash. What they depend
+# on and the product are layers of their own: the first is large and seldom changes.
 ARG BASE=python:3.11-slim-bookworm
 
 FROM ${BASE} AS build
@@ -20,60 +21,59 @@ COPY images images
 COPY requirements.lock pyproject.toml ./
 
 FROM build AS wheel
+RUN python3 -m venv /opt/build && sh images/install.sh /opt/build --build
 COPY . .
-RUN python3 -m venv /opt/build \
- && sh images/install.sh /opt/build --build \
- && /opt/build/bin/pip wheel --no-deps --no-build-isolation --wheel-dir /wheel .
+RUN /opt/build/bin/pip wheel --no-deps --no-build-isolation --wheel-dir /wheel .
 
-# Dependencies first, then the wheel: they change less often than the product.
-FROM build AS install-operator
+FROM build AS operator-dependencies
 RUN sh images/install.sh /opt/mooncake operator
-COPY --from=wheel /wheel /wheel
-RUN /opt/mooncake/bin/pip install --no-deps --no-index /wheel/*.whl && /opt/mooncake/bin/pip check
 
-FROM build AS install-scheduler
+FROM build AS scheduler-dependencies
 RUN sh images/install.sh /opt/mooncake scheduler
-COPY --from=wheel /wheel /wheel
-RUN /opt/mooncake/bin/pip install --no-deps --no-index /wheel/*.whl && /opt/mooncake/bin/pip check
 
-FROM build AS install-sidecar
+FROM build AS sidecar-dependencies
 RUN sh images/install.sh /opt/mooncake sidecar
-COPY --from=wheel /wheel /wheel
-RUN /opt/mooncake/bin/pip install --no-deps --no-index /wheel/*.whl && /opt/mooncake/bin/pip check
 
-FROM build AS install-simulator
+FROM build AS simulator-dependencies
 RUN sh images/install.sh /opt/mooncake simulator
-COPY --from=wheel /wheel /wheel
-RUN /opt/mooncake/bin/pip install --no-deps --no-index /wheel/*.whl && /opt/mooncake/bin/pip check
 
-FROM build AS install-mooncake
+FROM build AS mooncake-dependencies
 RUN sh images/install.sh /opt/mooncake scheduler sidecar simulator
-COPY --from=wheel /wheel /wheel
-RUN /opt/mooncake/bin/pip install --no-deps --no-index /wheel/*.whl && /opt/mooncake/bin/pip check
 
 FROM ${BASE} AS runtime
-ENV PATH=/opt/mooncake/bin:/usr/local/bin:/usr/bin:/bin \
-    PYTHONUNBUFFERED=1 \
-    PYTHONDONTWRITEBYTECODE=1 \
-    HOME=/tmp
-USER 65532:65532
+ENV PATH=/opt/mooncake/bin:/usr/local/bin:/usr/bin:/bin PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 HOME=/tmp
 WORKDIR /
 
 FROM runtime AS operator
-COPY --from=install-operator /opt/mooncake /opt/mooncake
+COPY --from=operator-dependencies /opt/mooncake /opt/mooncake
+COPY --from=wheel /wheel /tmp/wheel
+RUN pip install --no-cache-dir --no-deps --no-index /tmp/wheel/*.whl && pip check && rm -r /tmp/wheel
+USER 65532:65532
 ENTRYPOINT ["python", "-m", "mooncake_operator"]
 
 FROM runtime AS scheduler
-COPY --from=install-scheduler /opt/mooncake /opt/mooncake
+COPY --from=scheduler-dependencies /opt/mooncake /opt/mooncake
+COPY --from=wheel /wheel /tmp/wheel
+RUN pip install --no-cache-dir --no-deps --no-index /tmp/wheel/*.whl && pip check && rm -r /tmp/wheel
+USER 65532:65532
 ENTRYPOINT ["python", "-m", "mooncake_scheduler"]
 
 FROM runtime AS sidecar
-COPY --from=install-sidecar /opt/mooncake /opt/mooncake
+COPY --from=sidecar-dependencies /opt/mooncake /opt/mooncake
+COPY --from=wheel /wheel /tmp/wheel
+RUN pip install --no-cache-dir --no-deps --no-index /tmp/wheel/*.whl && pip check && rm -r /tmp/wheel
+USER 65532:65532
 ENTRYPOINT ["python", "-m", "mooncake_sidecar.engine"]
 
 FROM runtime AS simulator
-COPY --from=install-simulator /opt/mooncake /opt/mooncake
+COPY --from=simulator-dependencies /opt/mooncake /opt/mooncake
+COPY --from=wheel /wheel /tmp/wheel
+RUN pip install --no-cache-dir --no-deps --no-index /tmp/wheel/*.whl && pip check && rm -r /tmp/wheel
+USER 65532:65532
 ENTRYPOINT ["python", "-m", "mooncake_simulator.engine"]
 
 FROM runtime AS mooncake
-COPY --from=install-mooncake /opt/mooncake /opt/mooncake
+COPY --from=mooncake-dependencies /opt/mooncake /opt/mooncake
+COPY --from=wheel /wheel /tmp/wheel
+RUN pip install --no-cache-dir --no-deps --no-index /tmp/wheel/*.whl && pip check && rm -r /tmp/wheel
+USER 65532:65532

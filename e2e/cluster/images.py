@@ -29,6 +29,7 @@ _PAUSE_SOURCE = """
 static void end(int number) { (void)number; _exit(0); }
 int main(void) { signal(SIGTERM, end); signal(SIGINT, end); for (;;) pause(); }
 """
+_LAYERS_KEPT = 300
 _ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 _BASE_PACKAGES = "python3,python3-venv,ca-certificates,redis-server"
 
@@ -64,7 +65,7 @@ def build(say: Say, targets: Sequence[str] = TARGETS) -> list[Path]:
             str(ROOT),
         )
         archives.append(_exported(store, product_image(target)))
-    store.buildah("rmi", "--prune", check=False)
+    store.trim()
     return archives
 
 
@@ -129,6 +130,11 @@ class _Store:
     def identity(self, image: str) -> str | None:
         """The id of an image, None where there is none."""
         return self.buildah("images", "--quiet", "--no-trunc", image, check=False) or None
+
+    def trim(self) -> None:
+        """Drop the build's intermediate layers once there are many; until then they are what makes it quick."""
+        if len(self.buildah("images", "--all", "--quiet").split()) > _LAYERS_KEPT:
+            self.buildah("rmi", "--prune", check=False)
 
 
 def _build_environment() -> dict[str, str]:
