@@ -52,16 +52,21 @@ class _Connection(asyncio.Protocol):
         return await self.done
 
 
-def body(*, prompt: list[int], stream: bool, max_tokens: int) -> bytes:
-    """An OpenAI completion whose prompt is token ids."""
+def body(*, prompt: list[int] | str, stream: bool, max_tokens: int) -> bytes:
+    """An OpenAI completion."""
     return json.dumps(
         {"model": MODEL, "prompt": prompt, "max_tokens": max_tokens, "stream": stream, "temperature": 0},
         separators=(",", ":"),
     ).encode()
 
 
-def requests(count: int, *, body_bytes: int, stream: bool, max_tokens: int, seed: int) -> list[bytes]:
-    """Distinct prompts sized so that a body has about `body_bytes` bytes; a third share their first half."""
+def requests(
+    count: int, *, body_bytes: int, stream: bool, max_tokens: int, seed: int, text: bool = False
+) -> list[bytes]:
+    """Distinct prompts sized so that a body has about `body_bytes` bytes; a third share their first half.
+
+    A prompt is token ids, or with `text` the same numbers as words.
+    """
     chance = random.Random(seed)
     ids = (body_bytes - 120) // 5  # four digits and a comma each
     shared = [chance.randrange(1000, 9999) for _ in range(ids // 2)]
@@ -69,7 +74,8 @@ def requests(count: int, *, body_bytes: int, stream: bool, max_tokens: int, seed
     for number in range(count):
         own = [chance.randrange(1000, 9999) for _ in range(ids)]
         prompt = shared + own[ids // 2 :] if number % 3 == 0 else own
-        payload = body(prompt=prompt, stream=stream, max_tokens=max_tokens)
+        worded = " ".join(map(str, prompt)) if text else prompt
+        payload = body(prompt=worded, stream=stream, max_tokens=max_tokens)
         head = (
             f"POST /v1/completions HTTP/1.1\r\nhost: bench\r\ncontent-type: application/json\r\n"
             f"content-length: {len(payload)}\r\n\r\n"

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import os
+import random
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -31,6 +34,35 @@ VLLM_ROUTER = "vllm-router==0.1.17"
 VLLM_ROUTER_NEEDS = ["setproctitle", "aiohttp", "orjson", "uvicorn", "fastapi", "requests"]
 BLOCK_SIZE_TOKENS = 16
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports that were free a moment ago, below the range that the kernel gives to clients."""
+    found: list[int] = []
+    for port in itertools.count(random.SystemRandom().randrange(14000, 28000)):
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                found.clear()
+                continue
+        found.append(port)
+        if len(found) == count:
+            return found
+    raise AssertionError("itertools.count does not end")
+
+
+def wait_listening(port: int, seconds: float = 10) -> None:
+    """Until something accepts connections on the port."""
+    deadline = time.monotonic() + seconds
+    while True:
+        try:
+            socket.create_connection(("127.0.0.1", port), timeout=1).close()
+            return
+        except OSError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.05)
 
 
 class PeerMissingError(Exception):
@@ -80,12 +112,12 @@ class RouterProcess:
 
     def cpu_so_far_s(self) -> float:
         """CPU seconds of the process and its children until now."""
-        return sum(_cpu_of(pid) for pid in _tree(self.process.pid))
+        return sum(cpu_of(pid) for pid in _tree(self.process.pid))
 
     def stop(self) -> float:
         """End it; its CPU seconds in all, as wait4 tells (children that it waited for included)."""
         children = [pid for pid in _tree(self.process.pid) if pid != self.process.pid]
-        orphans = sum(_cpu_of(pid) for pid in children)
+        orphans = sum(cpu_of(pid) for pid in children)
         self.process.send_signal(signal.SIGTERM)
         for _ in range(100):
             pid, _status, usage = os.wait4(self.process.pid, os.WNOHANG)
@@ -107,7 +139,8 @@ def _get(url: str) -> None:
         answer.read()
 
 
-def _cpu_of(pid: int) -> float:
+def cpu_of(pid: int) -> float:
+    """CPU seconds of a process until now."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -170,14 +203,22 @@ async def vllm_router(
 
 @asynccontextmanager
 async def ours(
-    engines: Engines, *, disaggregated: bool, port: int, redis_url: str, extra_instances: int = 0
+    engines: Engines,
+    *,
+    disaggregated: bool,
+    port: int,
+    redis_url: str,
+    extra_instances: int = 0,
+    model_path: Path | None = None,
 ) -> AsyncIterator[RouterProcess]:
     """This project's scheduler: policy kv-centric; index, ledger and registry on Redis; metrics on."""
     namespace = f"bench-{port}"
     config = {
         "cluster": "bench", "model": MODEL, "namespace": namespace, "redis_url": redis_url,
         "serving": {"host": "127.0.0.1", "port": port}, "admin": {"host": "127.0.0.1", "port": port + 1},
-        "profile": "llama3-70b-8xa800", "slo": {"ttft_s": 30, "tbt_s": 0.1},
+        "model_path": None if model_path is None else str(model_path),
+        # Admission computes what it always does; targets so wide that fake engines are never refused.
+        "profile": "llama3-70b-8xa800", "slo": {"ttft_s": 300, "tbt_s": 10},
         "routing": {"policy": "kv-centric"}, "admission": {"mode": "predictive"}, "log_level": "error",
     }  # fmt: skip
     stop = asyncio.Event()
