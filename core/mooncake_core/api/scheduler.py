@@ -49,6 +49,12 @@ class Routing(ApiModel):
     ] = "kv-centric"
     balancing_threshold: Annotated[Ratio, Write('a number of at least 1 as text, e.g. "1.5"')] = "1.5"
     """Algorithm 1: from which ratio of best to local prefix length on a prefix is fetched."""
+    disaggregation_threshold_tokens: Annotated[
+        int, Field(ge=0, le=1_000_000), Write("a number of tokens, e.g. 512; 0 = always in two places")
+    ] = 0
+    """A decode instance that holds the prefix computes a rest of at most so many tokens itself."""
+    seed: Annotated[int, Field(ge=0, le=2**31 - 1), Write("a whole number, e.g. 1")] | None = None
+    """Of the chance between equals, for runs to be repeated; left out: another one each time."""
 
     RULES: ClassVar[tuple[Rule, ...]] = (
         not_yet_value(

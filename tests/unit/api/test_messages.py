@@ -130,6 +130,10 @@ def test_a_complaint_names_file_object_field_fault_and_remedy(tmp_path: Path):
             "spec.scheduler.routing.policy: must be kv-centric, algorithm-1",
         ),
         (
+            changed(scheduler={"routing": {"disaggregationThresholdTokens": -1}}),
+            "spec.scheduler.routing.disaggregationThresholdTokens: ",
+        ),
+        (
             changed(coordination={"ratio": {"minPrefillPerDecode": "2", "maxPrefillPerDecode": "0.5"}}),
             "spec.coordination.ratio.minPrefillPerDecode: must be <= maxPrefillPerDecode",
         ),

@@ -276,7 +276,12 @@ def test_the_scheduler_is_told_what_the_manifest_says():
     a_cluster = cluster(
         slo={"ttft": {"multiplier": "10"}, "tbt": {"percentile": 99, "target": "100ms"}},
         scheduler={
-            "routing": {"policy": "kv-centric", "balancingThreshold": "2.5"},
+            "routing": {
+                "policy": "kv-centric",
+                "balancingThreshold": "2.5",
+                "disaggregationThresholdTokens": 512,
+                "seed": 7,
+            },
             "admission": {"mode": "early"},
         },
         metadata={"namespace": "llm"},
@@ -286,9 +291,16 @@ def test_the_scheduler_is_told_what_the_manifest_says():
     assert (config.slo.ttft_s, config.slo.ttft_multiplier) == (None, 10.0)
     assert (config.slo.tbt_s, config.slo.tbt_percentile) == (0.1, 99)
     assert (config.routing.policy, config.routing.balancing_threshold) == ("kv-centric", 2.5)
+    assert (config.routing.disaggregation_threshold_tokens, config.routing.seed) == (512, 7)
     assert config.admission.mode is AdmissionMode.EARLY
     assert (config.time_scale, config.profile) == (10.0, "llama3-70b-8xa800")
     assert config.namespace == "llm.q"
+
+
+def test_prompts_are_always_computed_apart_and_chance_is_left_alone_unless_the_manifest_says_otherwise():
+    world = render(cluster(), ClusterNames())
+    config = SchedulerConfig.model_validate(document(world, "q-scheduler", "scheduler.json"))
+    assert (config.routing.disaggregation_threshold_tokens, config.routing.seed) == (0, None)
 
 
 def test_a_changed_configuration_restarts_schedulers_and_changed_instances_do_not():

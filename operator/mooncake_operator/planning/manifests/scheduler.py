@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from mooncake_core.api.scalars import duration_s
+from mooncake_core.api.scheduler import Routing
 from mooncake_core.api.slo import SloTarget
 from mooncake_core.config import (
     AdmissionConfig,
@@ -62,10 +63,7 @@ def scheduler_config(plan: Plan) -> SchedulerConfig:
         profile=spec.engine.profile,
         time_scale=spec.engine.time_scale,
         slo=_slo(spec.slo.ttft, spec.slo.tbt),
-        routing=RoutingConfig(
-            policy=spec.scheduler.routing.policy,
-            balancing_threshold=float(spec.scheduler.routing.balancing_threshold),
-        ),
+        routing=_routing(spec.scheduler.routing),
         admission=AdmissionConfig(
             mode=AdmissionMode(spec.scheduler.admission.mode),
             priority_floor=spec.scheduler.admission.priority_floor,
@@ -180,6 +178,15 @@ def _auth(plan: Plan) -> AuthConfig:
     return AuthConfig(
         api_keys_file=f"{reference(API_KEYS_DIR[0])}/{keys.key}" if keys else None,
         admin_token_file=f"{reference(ADMIN_DIR[0])}/{TOKEN_KEY}" if has_token else None,
+    )
+
+
+def _routing(routing: Routing) -> RoutingConfig:
+    return RoutingConfig(
+        policy=routing.policy,
+        balancing_threshold=float(routing.balancing_threshold),
+        disaggregation_threshold_tokens=routing.disaggregation_threshold_tokens,
+        seed=routing.seed,
     )
 
 
