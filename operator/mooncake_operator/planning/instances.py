@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from mooncake_core.registry import InstanceState
+from mooncake_core.registry import InstanceState, Role
 from mooncake_operator.planning import reasons
 from mooncake_operator.planning.actions import Finding
 from mooncake_operator.planning.desired import DesiredPool
@@ -134,7 +134,10 @@ def assemble(pool: DesiredPool, observed: Observed) -> list[Instance]:
 
 def is_own(pool: DesiredPool, pod: ObservedPod) -> bool:
     """Whether a Pod is this pool's: the controller's uid decides, neither name nor label."""
-    return bool(pod.owner_uid) and pod.owner_uid == pool.uid
+    if not pod.owner_uid or pod.owner_uid != pool.uid:
+        return False
+    # A store's masters and its nodes are two pools to planning, of one owner.
+    return pool.role is not Role.STORE or pod.pool == pool.name
 
 
 def foreigners(pool: DesiredPool, observed: Observed) -> list[ObservedPod]:

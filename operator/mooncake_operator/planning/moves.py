@@ -140,12 +140,17 @@ def _made_ahead(draft: Draft, pool: PoolDraft) -> bool:
 
 
 def _retired_old(draft: Draft, pool: PoolDraft, retire_checks: Sequence[RetireCheck]) -> bool:
-    old = sorted((i for i in pool.live if not i.updated), key=_least_loss)
-    for instance in old:
+    refused: set[tuple[bool, str]] = set()
+    for instance in sorted((i for i in pool.live if not i.updated), key=_least_loss):
+        # The checks know two instances apart by these alone.
+        kind = (instance.routable, instance.pairing)
+        if kind in refused:
+            continue
         applying = retire_checks if instance.routable else (checks.replacement_may_come, checks.costs_nothing)
         objection = next((f for check in applying if (f := check(draft, pool, instance)) is not None), None)
         if objection is None:
             draft.retire(pool, instance, reasons.REPLACED)
             return True
+        refused.add(kind)
         pool.blocked = pool.blocked or objection
     return False

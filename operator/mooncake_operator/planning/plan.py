@@ -28,7 +28,7 @@ from mooncake_operator.planning.draft import Draft, PoolDraft
 from mooncake_operator.planning.history import last_progress_s
 from mooncake_operator.planning.instances import LOST_AFTER_S, Instance, Phase, assemble
 from mooncake_operator.planning.moves import decide
-from mooncake_operator.planning.observed import Observed, Recreation
+from mooncake_operator.planning.observed import Observed, Recreation, Revision
 
 REVISIONS_KEPT = 10
 """Revisions without Pods that are kept for an undo."""
@@ -131,7 +131,7 @@ class _PoolPlan:
         yield from self._creations()
 
     def _revisions(self) -> Iterator[Action]:
-        own = [r for r in self.observed.revisions if r.owner_uid == self.pool.uid]
+        own = [r for r in self.observed.revisions if self._is_own(r)]
         newest = max((r.number for r in own), default=0)
         recorded = next((r for r in own if r.name == self.pool.revision), None)
         if recorded is None or recorded.number < newest:
@@ -254,8 +254,11 @@ class _PoolPlan:
 
     def _known(self, revision: str) -> str:
         """The revision, or the newest where it is on record no more."""
-        recorded = {r.name for r in self.observed.revisions if r.owner_uid == self.pool.uid}
+        recorded = {r.name for r in self.observed.revisions if self._is_own(r)}
         return revision if revision in recorded else self.pool.revision
+
+    def _is_own(self, revision: Revision) -> bool:
+        return revision.pool == self.pool.name and revision.owner_uid == self.pool.uid
 
 
 def _delete(instance: Instance, reason: str, message: str) -> Iterator[DeletePod]:

@@ -1,4 +1,4 @@
-"""Whatever happens to a cluster, and whenever its operator dies: floors hold, budgets hold, and it comes to rest."""
+"""Whatever happens, whenever the operator dies: floors and budgets hold, and the cluster comes to rest."""
 
 from collections import Counter
 from dataclasses import replace
@@ -137,9 +137,7 @@ class Planner(RuleBasedStateMachine):
         assume(self.observed.registry)
         name = data.draw(st.sampled_from(sorted(self.observed.registry)))
         registry = self.observed.registry
-        self.observed = replace(
-            self.observed, registry={**registry, name: replace(registry[name], **fields)}
-        )
+        self.observed = replace(self.observed, registry={**registry, name: replace(registry[name], **fields)})
 
     def forget(self, *instances):
         if self.observed.registry is not None:
@@ -181,9 +179,7 @@ class Planner(RuleBasedStateMachine):
     @rule(data=st.data())
     def terminating_pod_is_gone(self, data):
         pod = self.pick(data, lambda p: p.deleted_s is not None)
-        self.observed = replace(
-            self.observed, pods=tuple(p for p in self.observed.pods if p.uid != pod.uid)
-        )
+        self.observed = replace(self.observed, pods=tuple(p for p in self.observed.pods if p.uid != pod.uid))
         self.forget(pod.instance)
 
     @rule(node=st.integers(0, 2))

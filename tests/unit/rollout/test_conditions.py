@@ -1,0 +1,170 @@
+"""What a pool's status and conditions say, and what of it is read back."""
+
+from dataclasses import replace
+
+import pytest
+
+from mooncake_core.api.status import PoolStatus
+from mooncake_operator.planning import reasons, troubles
+from mooncake_operator.planning.observed import ObservedPod, Trouble
+from mooncake_operator.planning.plan import plan
+from mooncake_operator.planning.preview import carry_out, rollout_of, settle, steps
+from mooncake_operator.planning.reading import pool_history
+from mooncake_operator.planning.statuses import pool_status, timestamp
+from mooncake_operator.planning.verdicts import pool_verdicts
+
+
+def verdicts(cluster, observed, pool="prefill", refusals=()):
+    outcome = plan(cluster, observed).outcomes[pool]
+    return {v.type: v for v in pool_verdicts(cluster, outcome, observed, refusals)}
+
+
+def at_rest():
+    cluster, observed = rollout_of(prefill=2, decode=2)
+    pools = tuple(replace(p, revision="old", pairing="old") for p in cluster.pools)
+    return replace(cluster, pools=pools), observed
+
+
+def with_trouble(observed, pod, reason, message, **fields):
+    trouble = Trouble(reason, message)
+    pods = tuple(
+        replace(p, trouble=trouble, containers_ready=False, **fields) if p.name == pod else p
+        for p in observed.pods
+    )
+    return replace(observed, pods=pods)
+
+
+def test_at_rest_all_is_well():
+    found = verdicts(*at_rest())
+    assert {name: v.holds for name, v in found.items()} == {
+        "Available": True,
+        "Progressing": False,
+        "Degraded": False,
+        "Scheduled": True,
+    }
+    assert found["Progressing"].reason == reasons.COMPLETE
+
+
+def test_old_instances_do_not_pass_for_new_ones():
+    cluster, observed = rollout_of(prefill=2, decode=2)
+    found = verdicts(cluster, observed)
+    assert (found["Available"].holds, found["Available"].reason) == (False, reasons.ROLLING_OUT)
+    assert "2 of 2 instances are routable, 0 of 2 with the newest revision" in found["Available"].message
+
+
+def test_a_rollout_without_progress_is_stuck_after_its_deadline_and_says_why():
+    cluster, observed = rollout_of(prefill=2, decode=2)
+    observed = carry_out(cluster, observed, plan(cluster, observed))
+    observed = with_trouble(observed, "prefill-p-2", "ImagePullBackOff", "container engine: not found: x:y")
+    made = plan(cluster, observed)
+    assert made.look_again_s is not None
+    in_time = verdicts(cluster, replace(observed, now_s=observed.now_s + 1799))
+    assert in_time["Progressing"].holds
+    late = verdicts(cluster, replace(observed, now_s=observed.now_s + 1801))["Progressing"]
+    assert (late.holds, late.reason) == (False, reasons.DEADLINE_EXCEEDED)
+    assert "not found: x:y" in late.message
+
+
+def test_the_words_of_a_condition_do_not_change_with_time_alone():
+    cluster, observed = rollout_of(prefill=2, decode=2)
+    observed = carry_out(cluster, observed, plan(cluster, observed))
+    late = replace(observed, now_s=observed.now_s + 4000)
+    later = replace(late, now_s=late.now_s + 77)
+    assert verdicts(cluster, late) == verdicts(cluster, later)
+
+
+@pytest.mark.parametrize(
+    ("message", "reason"),
+    [
+        ("0/5 nodes are available: 5 Insufficient nvidia.com/gpu.", reasons.INSUFFICIENT_GPU),
+        ("0/5 nodes are available: 5 Insufficient amd.com/gpu.", reasons.INSUFFICIENT_GPU),
+        ("0/5 nodes are available: 5 Insufficient rdma/hca_shared_devices_a.", reasons.INSUFFICIENT_RDMA),
+        ("0/5 nodes are available: 5 Insufficient hugepages-2Mi.", reasons.INSUFFICIENT_HUGEPAGES),
+        ('persistentvolumeclaim "models" not found', reasons.VOLUME_MISSING),
+        ("0/5 nodes are available: 5 Insufficient memory.", reasons.INSUFFICIENT_MEMORY),
+        ("0/5 nodes are available: 5 node(s) had untolerated taint", reasons.UNSCHEDULABLE),
+    ],
+)
+def test_what_the_scheduler_lacks_becomes_a_reason(message, reason):
+    cluster, observed = at_rest()
+    observed = with_trouble(observed, "prefill-p-1", "Unschedulable", message, node="")
+    found = verdicts(cluster, observed)
+    assert (found["Scheduled"].holds, found["Scheduled"].reason) == (False, reason)
+    assert message in found["Scheduled"].message
+    assert "prefill-p-1" in found["Available"].message
+
+
+@pytest.mark.parametrize(
+    ("waiting", "reason"),
+    [
+        ("ImagePullBackOff", reasons.IMAGE_UNAVAILABLE),
+        ("CreateContainerConfigError", reasons.CONFIG_MISSING),
+        ("CrashLoopBackOff", reasons.CRASHING),
+    ],
+)
+def test_what_the_kubelet_lacks_becomes_a_reason(waiting, reason):
+    cluster, observed = at_rest()
+    observed = with_trouble(observed, "prefill-p-1", waiting, 'container engine: secret "hf" not found')
+    found = verdicts(cluster, observed)
+    assert (found["Degraded"].holds, found["Degraded"].reason) == (True, reason)
+    assert 'secret "hf" not found' in found["Available"].message
+
+
+@pytest.mark.parametrize(
+    ("status", "message", "reason"),
+    [
+        (403, 'pods "x" is forbidden: exceeded quota: q, requested: pods=1', reasons.QUOTA_EXCEEDED),
+        (403, 'pods "x" is forbidden: violates PodSecurity "restricted:latest"', reasons.POD_SECURITY),
+        (403, 'pods is forbidden: User "op" cannot create resource "pods"', reasons.FORBIDDEN),
+        (422, 'Pod "x" is invalid: spec.containers[0].image: Required value', reasons.INVALID_POD),
+        (500, "etcdserver: request timed out", reasons.CREATE_FAILED),
+    ],
+)
+def test_why_the_api_server_takes_no_pod_becomes_a_reason(status, message, reason):
+    found = troubles.refusal(status, message)
+    assert found.reason == reason
+    assert message in found.message
+    cluster, observed = at_rest()
+    assert verdicts(cluster, observed, refusals=[found])["Degraded"].reason == reason
+
+
+def test_foreign_pods_are_named_and_left_alone():
+    cluster, observed = at_rest()
+    stranger = ObservedPod("mine", "x", "", "prefill", "mine")
+    found = verdicts(cluster, replace(observed, pods=(*observed.pods, stranger)))
+    assert (found["Degraded"].reason, "Pod mine" in found["Degraded"].message) == (reasons.FOREIGN_POD, True)
+
+
+def test_status_is_what_the_api_allows_and_is_read_back_as_it_was():
+    cluster, observed = rollout_of(prefill=2, decode=2)
+    pods = tuple(
+        replace(p, phase="Failed", containers_ready=False, ending=Trouble("Evicted", "disk"))
+        if p.name == "prefill-p-0"
+        else p
+        for p in observed.pods
+    )
+    observed = replace(observed, pods=pods)
+    outcome = plan(cluster, observed).outcomes["prefill"]
+    status = pool_status(outcome, observed)
+    assert PoolStatus.model_validate(status).replicas == 2
+    history = pool_history(status)
+    assert history.recreations == tuple(
+        replace(record, at_s=float(int(record.at_s))) for record in outcome.recreations
+    )
+    assert history.update_revision == "new"
+    assert history.current_revision == "old"
+    assert history.update_started_s == float(int(observed.now_s))
+
+
+def test_status_of_every_step_is_what_the_api_allows():
+    cluster, observed = rollout_of(prefill=3, decode=2)
+    for _ in steps(cluster, observed):
+        made = plan(cluster, observed)
+        for outcome in made.outcomes.values():
+            PoolStatus.model_validate(pool_status(outcome, observed))
+        observed = settle(carry_out(cluster, observed, made))
+    assert pool_status(made.outcomes["prefill"], observed)["currentRevision"] == "new"
+
+
+def test_times_are_written_as_kubernetes_writes_them():
+    assert timestamp(0) == "1970-01-01T00:00:00Z"
