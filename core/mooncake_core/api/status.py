@@ -127,4 +127,12 @@ class ClusterStatus(ApiModel):
         Annotated[list[PoolSummary], Field(max_length=64, json_schema_extra={"x-map-keys": ["kind", "name"]})]
         | None
     ) = None
+    recreations: (
+        Annotated[
+            list[Recreation],
+            Field(max_length=MAX_INSTANCES_LISTED, json_schema_extra={"x-map-keys": ["instance"]}),
+        ]
+        | None
+    ) = None
+    """Of the cluster's own Pods, such as a managed Redis."""
     conditions: Conditions | None = None
