@@ -169,19 +169,16 @@ class Cluster:
         self._bring_up(commands)
 
     def _bring_up(self, commands: Mapping[str, Sequence[str]]) -> None:
-        watched: list[processes.Watched] = []
+        watched: list[processes.Spawned] = []
 
         def spawn(*names: str) -> None:
-            for name in names:
-                watched.append(
-                    processes.Watched(self.layout, name, processes.spawn(self.layout, name, commands[name]))
-                )
+            watched.extend(processes.spawn(self.layout, name, commands[name]) for name in names)
 
         def wait(what: str, deadline_s: float, *kubectl: str) -> None:
             processes.wait_until(what, lambda: self._kubectl(*kubectl).returncode == 0, deadline_s, watched)
 
         spawn("etcd", "containerd", "kube-apiserver")
-        watched.append(processes.Watched(self.layout, "relay", self._spawn_relay()))
+        watched.append(self._spawn_relay())
         wait("the API server is ready", 90, "get", "--raw", "/readyz")
         spawn("kube-controller-manager", "kube-scheduler", "kubelet", "kube-proxy")
         processes.wait_until("containerd listens", self.layout.containerd_socket.exists, 30, watched)
@@ -206,7 +203,7 @@ class Cluster:
         )
         wait("the default service account exists", 30, "get", "serviceaccount", "default", "-n", "default")
 
-    def _spawn_relay(self) -> subprocess.Popen[bytes]:
+    def _spawn_relay(self) -> processes.Spawned:
         port = self._kubeconfig_server().rpartition(":")[2]
         route = f"{port}:{self.layout.node_ip}:{self.layout.apiserver_port}"
         command = [

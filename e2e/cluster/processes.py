@@ -15,9 +15,7 @@ from e2e.cluster.layout import Layout
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
-def spawn(
-    layout: Layout, name: str, command: Sequence[str | Path], *, on_host: bool = False
-) -> subprocess.Popen[bytes]:
+def spawn(layout: Layout, name: str, command: Sequence[str | Path], *, on_host: bool = False) -> "Spawned":
     """Start a process of the cluster; its output goes to ``logs/<name>.log``.
 
     Args:
@@ -31,7 +29,7 @@ def spawn(
     # containerd looks for its shim in PATH, beside itself.
     path = f"{Path(words[0]).parent}:{_PATH}"
     with (layout.logs / f"{name}.log").open("ab") as log:
-        return subprocess.Popen(
+        process = subprocess.Popen(
             words if on_host else network.inside(layout, words),
             env={"PATH": path, "HOME": str(layout.state), **layout.marker},
             cwd="/",
@@ -40,10 +38,12 @@ def spawn(
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
+    process.returncode = 0  # it is meant to outlive this process, and not to be reported as forgotten
+    return Spawned(layout, name, process.pid)
 
 
 def wait_until(
-    what: str, holds: Callable[[], bool], deadline_s: float, watched: Iterable["Watched"] = ()
+    what: str, holds: Callable[[], bool], deadline_s: float, watched: Iterable["Spawned"] = ()
 ) -> None:
     """Poll until something holds.
 
@@ -59,17 +59,19 @@ def wait_until(
         time.sleep(0.1)
 
 
-class Watched:
-    """A process whose end, while the cluster starts, is an error."""
+class Spawned:
+    """A process that was just started."""
 
-    def __init__(self, layout: Layout, name: str, process: subprocess.Popen[bytes]) -> None:
+    def __init__(self, layout: Layout, name: str, pid: int) -> None:
         self.name = name
-        self._process = process
+        self._pid = pid
         self._log = layout.logs / f"{name}.log"
 
     def must_run(self) -> None:
-        code = self._process.poll()
-        if code is not None:
+        """Raise where it has ended, with the end of its log."""
+        ended, status = os.waitpid(self._pid, os.WNOHANG)
+        if ended:
+            code = os.waitstatus_to_exitcode(status)
             raise ClusterError(f"{self.name} ended with {code}; the end of its log:\n{tail(self._log)}")
 
 
@@ -98,7 +100,7 @@ def of_cluster(layout: Layout) -> dict[int, str]:
     return found
 
 
-def end(pids: Callable[[], Iterable[int]], patience_s: float = 5.0) -> None:
+def end(pids: Callable[[], Iterable[int]], patience_s: float = 2.0) -> None:
     """Ask processes to end, and kill those that have not after a while.
 
     Args:
