@@ -13,8 +13,9 @@ from mooncake_core.blocks import block_keys
 from mooncake_testing.gateway import Gateway, gateway
 from mooncake_testing.redis import RedisServer
 from mooncake_testing.scripted_engine import ScriptedEngine, engines
-from mooncake_testing.sidecars import SharedView, SidecarProcess, until
+from mooncake_testing.sidecars import SharedView, SidecarProcess
 from mooncake_testing.simulated import Simulated
+from mooncake_testing.waiting import until
 
 PROMPT = list(range(1_000, 1_161))
 

@@ -10,8 +10,9 @@ from random import Random
 import pytest
 
 from mooncake_scheduler.policies import create
-from mooncake_testing.gateway import gateway, until
+from mooncake_testing.gateway import gateway
 from mooncake_testing.scripted_engine import Act, ScriptedEngine, engines
+from mooncake_testing.waiting import until
 from mooncake_testing.worlds import ask, prefill, world
 
 QUEUES_S = (0.0, 0.3, 1.0, 4.0)

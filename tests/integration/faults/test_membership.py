@@ -13,11 +13,12 @@ import httpx
 import pytest
 
 from mooncake_core.registry import InstanceState, Role
-from mooncake_testing.gateway import gateway, until, write_instances
+from mooncake_testing.gateway import gateway, write_instances
 from mooncake_testing.raw_client import RawClient
 from mooncake_testing.redis import RedisServer
 from mooncake_testing.scheduler_process import NAMESPACE, SchedulerProcess, announced
 from mooncake_testing.scripted_engine import Act, ScriptedEngine, engines
+from mooncake_testing.waiting import until
 
 
 @pytest.mark.parametrize("how", ["draining", "gone"])

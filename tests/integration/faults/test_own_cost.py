@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from mooncake_scheduler.gateway.tokens import ModelFolder
-from mooncake_testing.gateway import gateway, until
+from mooncake_testing.gateway import gateway
 from mooncake_testing.raw_client import RawClient, request_bytes
 from mooncake_testing.scripted_engine import Act, ScriptedEngine, engines
 from mooncake_testing.toy_model import write_toy_model
+from mooncake_testing.waiting import until
 
 
 async def test_connections_to_an_engine_are_used_again_and_no_more_than_requests_at_once(

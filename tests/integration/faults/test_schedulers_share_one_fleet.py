@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -20,29 +20,26 @@ from mooncake_testing.scheduler_process import NAMESPACE, SchedulerProcess, anno
 from mooncake_testing.scripted_engine import Act, ScriptedEngine, engines
 from mooncake_testing.sidecars import SharedView, SidecarProcess
 from mooncake_testing.simulated import Simulated
+from mooncake_testing.waiting import until
 
 PROFILE = "llama3-70b-8xa800"
-
-
-async def until(condition: Callable[[], bool], timeout_s: float = 15.0) -> None:
-    async with asyncio.timeout(timeout_s):
-        while not condition():
-            await asyncio.sleep(0.01)
 
 
 @asynccontextmanager
 async def schedulers(
     folder: Path, redis: RedisServer, count: int, fleet: Sequence[ScriptedEngine], **settings: Any
 ) -> AsyncIterator[list[Gateway]]:
-    """Schedulers in this loop that share a Redis in which the fleet is announced."""
+    """Schedulers in this loop that share a Redis in which the fleet is announced.
+
+    Model time goes slowly: what is predicted to take 0.2 s shall not be over when a slow machine looks again.
+    """
+    settings = {"redis_url": redis.url, "namespace": NAMESPACE, "profile": PROFILE, **settings}
     async with AsyncExitStack() as stack:
         await stack.enter_async_context(engines(*fleet))
         there = await stack.enter_async_context(announced(redis, [engine.instance() for engine in fleet]))
         running = []
         for _ in range(count):
-            one = await stack.enter_async_context(
-                gateway(folder, [], redis_url=redis.url, namespace=NAMESPACE, profile=PROFILE, **settings)
-            )
+            one = await stack.enter_async_context(gateway(folder, [], time_scale=0.01, **settings))
             one.announced = there  # type: ignore[attr-defined]
             running.append(one)
         for one in running:
