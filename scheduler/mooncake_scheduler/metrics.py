@@ -29,6 +29,10 @@ LATENCY_S: Final = (
 )  # fmt: skip
 STEP_S: Final = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0, 2.5)
 OVERHEAD_S: Final = (2.5e-5, 5e-5, 1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 1e-2, 2.5e-2, 0.1, 0.5, 2.5)
+ERROR_S: Final = (
+    -30.0, -10.0, -3.0, -1.0, -0.3, -0.1, -0.03, -0.01, -0.003, 0.0,
+    0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0,
+)  # fmt: skip
 RECENT: Final = 1024
 """Requests over which GET /stats takes percentiles."""
 
@@ -50,11 +54,15 @@ class Histogram:
 
     def family(self, name: str, text: str) -> HistogramMetricFamily:
         """In Prometheus' form."""
+        return HistogramMetricFamily(name, text, buckets=self.buckets(), sum_value=self.total)
+
+    def buckets(self) -> list[tuple[str, float]]:
+        """(upper bound, values up to it)."""
         so_far, buckets = 0, []
         for bound, count in zip((*self.bounds, float("inf")), self.counts, strict=True):
             so_far += count
             buckets.append(("+Inf" if bound == float("inf") else repr(bound), float(so_far)))
-        return HistogramMetricFamily(name, text, buckets=buckets, sum_value=self.total)
+        return buckets
 
 
 class GatewayMetrics:
@@ -71,7 +79,13 @@ class GatewayMetrics:
         self.ttft_s = Histogram(LATENCY_S)
         self.tbt_s = Histogram(STEP_S)
         self.predicted_ttft_s = Histogram(LATENCY_S)
-        self.prediction_error_s = Histogram(LATENCY_S)
+        self.ttft_error_s = Histogram(ERROR_S)
+        self.tbt_error_s = Histogram(ERROR_S)
+        self.transfer_s = Histogram(LATENCY_S)
+        self.match_s = Histogram(OVERHEAD_S)
+        self.tokenise_s = Histogram(OVERHEAD_S)
+        self.decide_s = Histogram(OVERHEAD_S)
+        self.reserve_s = Histogram(OVERHEAD_S)
         self.prefill_s = Histogram(LATENCY_S)
         self.overhead_s = Histogram(OVERHEAD_S)
         self.loop_lag_s = Histogram(OVERHEAD_S)
@@ -81,6 +95,8 @@ class GatewayMetrics:
         self.setbacks: Counter[tuple[str, str]] = Counter()
         self.cancellations: Counter[str] = Counter()
         self.goodput = 0
+        self.unjudged = 0
+        self.wasted_prefills = 0
         self.prompt_tokens = 0
         self.cached_tokens = 0
         self.output_tokens = 0
@@ -101,6 +117,10 @@ class GatewayMetrics:
     def overhead(self, seconds: float) -> None:
         """From the last byte of a request to its reservation, wall seconds."""
         self.overhead_s.observe(seconds)
+
+    def wasted_prefill(self) -> None:
+        """Decode refused a request whose prompt was computed."""
+        self.wasted_prefills += 1
 
     def setback(self, setback: Setback, what: Remedy) -> None:
         """A leg was not served."""
@@ -128,15 +148,35 @@ class GatewayMetrics:
             return
         self.output_tokens += decision.output_tokens or 0
         ttft_s, tbt_s = decision.ttft_s, decision.tbt_s
-        if ttft_s is not None:
+        if ttft_s is not None and decision.streamed:
             self.ttft_s.observe(ttft_s)
             self.recent_ttft_s.append(ttft_s)
             if placement is not None:
-                self.prediction_error_s.observe(abs(ttft_s - placement.ttft_s))
+                self.ttft_error_s.observe(ttft_s - placement.ttft_s)
         if tbt_s is not None:
             self.tbt_s.observe(tbt_s)
             self.recent_tbt_s.append(tbt_s)
-        if not (_over(ttft_s, self._ttft_target_s) or _over(tbt_s, self._tbt_target_s)):
+            if placement is not None:
+                self.tbt_error_s.observe(tbt_s - placement.tbt_s)
+        if decision.transfer_s is not None:
+            self.transfer_s.observe(decision.transfer_s)
+        self._judge(decision)
+
+    def _judge(self, decision: Decision) -> None:
+        """Count a completed request as within its targets or not, where its times are known at all."""
+        ttft_s, tbt_s = decision.ttft_s, decision.tbt_s
+        if decision.world is None:
+            ttft_target_s, tbt_target_s = self._ttft_target_s, self._tbt_target_s
+        else:
+            # Targets that are multiples differ from request to request.
+            ttft_target_s, tbt_target_s = decision.world.slo.ttft_s, decision.world.slo.tbt_s
+        if _over(ttft_s, ttft_target_s) or _over(tbt_s, tbt_target_s):
+            return
+        measured = decision.streamed or (ttft_target_s is not None and ttft_s is not None)
+        if not measured and not (ttft_target_s is None and tbt_target_s is None):
+            # A whole answer shows neither its first token, but by its prefill leg, nor the gaps between.
+            self.unjudged += 1
+        else:
             self.goodput += 1
 
     # -- exposition
@@ -148,12 +188,27 @@ class GatewayMetrics:
             "mooncake_tbt_seconds", "Time between tokens: mean of a stream's longest tenth of gaps."
         )
         yield self.predicted_ttft_s.family("mooncake_predicted_ttft_seconds", "TTFT predicted at placement.")
-        yield self.prediction_error_s.family(
-            "mooncake_prediction_error_seconds", "Distance of the TTFT measured from the one predicted."
-        )
+        yield labelled_histogram(
+            "mooncake_prediction_error_seconds",
+            "Measured less predicted, of streams: above 0 = later or slower than predicted.",
+            "quantity", {"ttft": self.ttft_error_s, "tbt": self.tbt_error_s},
+        )  # fmt: skip
         yield self.prefill_s.family("mooncake_prefill_seconds", "Prefill legs, sent to answered.")
-        yield self.overhead_s.family(
-            "mooncake_router_overhead_seconds", "Wall seconds from a request's last byte to its reservation."
+        yield self.transfer_s.family(
+            "mooncake_transfer_seconds",
+            "From the hand-over to the first token of decode: the KV's transfer and one step.",
+        )
+        yield labelled_histogram(
+            "mooncake_router_overhead_seconds",
+            "Wall seconds of this scheduler's own work, by stage; total = last byte to reservation.",
+            "stage",
+            {
+                "tokenise": self.tokenise_s, "match": self.match_s, "decide": self.decide_s,
+                "reserve": self.reserve_s, "total": self.overhead_s,
+            },
+        )  # fmt: skip
+        yield self.match_s.family(
+            "mooncake_index_match_seconds", "Wall seconds to find out who holds a prompt's prefix."
         )
         yield self.loop_lag_s.family(
             "mooncake_event_loop_lag_seconds", "Wall seconds by which the event loop was late."
@@ -167,6 +222,8 @@ class GatewayMetrics:
         yield _counter("mooncake_cancellations", "Clients that left.", ("phase",), _one(self.cancellations))
         for name, text, value in (
             ("mooncake_goodput", "Requests completed within the targets.", self.goodput),
+            ("mooncake_goodput_unjudged", "Requests completed whose times nothing showed.", self.unjudged),
+            ("mooncake_wasted_prefills", "Prompts computed that decode refused.", self.wasted_prefills),
             ("mooncake_prompt_tokens", "Prompt tokens of legs that prefilled.", self.prompt_tokens),
             ("mooncake_cached_tokens", "Of these, tokens that were not computed.", self.cached_tokens),
             ("mooncake_output_tokens", "Tokens of completed answers.", self.output_tokens),
@@ -202,6 +259,16 @@ def gauge(
     family = GaugeMetricFamily(name, text, labels=labels)
     for label_values, value in values:
         family.add_metric(label_values, value)
+    return family
+
+
+def labelled_histogram(
+    name: str, text: str, label: str, histograms: Mapping[str, Histogram]
+) -> HistogramMetricFamily:
+    """Histograms that differ in one label."""
+    family = HistogramMetricFamily(name, text, labels=[label])
+    for value, histogram in histograms.items():
+        family.add_metric([value], buckets=histogram.buckets(), sum_value=histogram.total)
     return family
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from enum import StrEnum
 from itertools import pairwise
@@ -10,9 +9,9 @@ from typing import Any, Final
 
 import msgspec
 
+from mooncake_core.slo import worst_gaps_mean
 from mooncakectl.replay.exchange import Answer, Ending
 
-_TAIL_SHARE: Final = 0.1
 _FINISHED: Final = frozenset({"length", "stop"})
 
 
@@ -96,12 +95,8 @@ def _completed(index: int, answer: Answer, times_s: Sequence[float], usage: dict
 
 
 def tail_tbt_s(times_s: Sequence[float]) -> float | None:
-    """A request's TBT: the mean of the longest 10 % of its gaps, at least one (FAST'25 §5.1)."""
-    gaps = sorted((b - a for a, b in pairwise(times_s)), reverse=True)
-    if not gaps:
-        return None
-    longest = gaps[: math.ceil(len(gaps) * _TAIL_SHARE)]
-    return sum(longest) / len(longest)
+    """A request's TBT from the times of its tokens; None with fewer than two."""
+    return worst_gaps_mean(b - a for a, b in pairwise(times_s))
 
 
 def _lost_reason(answer: Answer) -> str:

@@ -139,6 +139,11 @@ class Board:
             instance: total.at(now_s, since_s.get(instance, 0.0)) for instance, total in self._sums.items()
         }
 
+    def load(self, instance: str, now_s: float) -> InstanceLoad:
+        """The load of one instance."""
+        self._add_up()
+        return self._sums.get(instance, _IDLE).at(now_s, self.since_s.get(instance, 0.0))
+
     def hear(self, peer: str, shares: dict[str, Share]) -> None:
         """A peer said what it has promised."""
         before = self._peers.get(peer, {})

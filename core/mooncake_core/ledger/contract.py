@@ -96,6 +96,9 @@ class Ledger(Protocol):
     def loads(self, now_s: float) -> Mapping[str, InstanceLoad]:
         """Load by instance, from this process's mirror of the shared state (own changes included at once)."""
 
+    def load(self, instance: str, now_s: float) -> InstanceLoad:
+        """One instance's load, as in `loads`; an idle one's where nothing is promised to it."""
+
     async def refresh(self, now_s: float) -> None:
         """Heartbeat, read the shared state into the mirror, reap incarnations that died. Every ~50 ms."""
 

@@ -34,6 +34,9 @@ class MemoryLedger:
     def loads(self, now_s: float) -> Mapping[str, InstanceLoad]:
         return self._board.loads(now_s)
 
+    def load(self, instance: str, now_s: float) -> InstanceLoad:
+        return self._board.load(instance, now_s)
+
     async def refresh(self, now_s: float) -> None:
         """Nothing is shared, so there is nothing to read."""
 

@@ -80,6 +80,8 @@ def stats_view(services: Services, degraded: Sequence[str]) -> dict[str, Any]:
         "failed": metrics.outcomes["failed"] + metrics.outcomes["broken"],
         "cancelled": metrics.outcomes["cancelled"],
         "goodput": metrics.goodput,
+        "goodput_unjudged": metrics.unjudged,
+        "wasted_prefills": metrics.wasted_prefills,
         "prompt_tokens": metrics.prompt_tokens,
         "cached_tokens": metrics.cached_tokens,
         "output_tokens": metrics.output_tokens,
@@ -118,8 +120,27 @@ def decision_view(
         "prefill_s": decision.prefill_s,
         "ttft_s": decision.ttft_s,
         "tbt_s": decision.tbt_s,
+        "transfer_s": decision.transfer_s,
+        "streamed": decision.streamed,
+        "prediction_error": _prediction_error(decision),
         "total_s": decision.total_s,
     }
+
+
+def _prediction_error(decision: Decision) -> dict[str, float | None]:
+    """Measured less predicted, in model seconds; None where one of them is not known."""
+    placement = decision.placement
+    if placement is None:
+        return {"prefill_s": None, "ttft_s": None, "tbt_s": None}
+    return {
+        "prefill_s": _difference(decision.prefill_s, placement.prefill_s),
+        "ttft_s": _difference(decision.ttft_s, placement.ttft_s),
+        "tbt_s": _difference(decision.tbt_s, placement.tbt_s),
+    }
+
+
+def _difference(measured: float | None, predicted: float) -> float | None:
+    return None if measured is None else measured - predicted
 
 
 def _placement_view(placement: Placement) -> dict[str, Any]:

@@ -142,8 +142,11 @@ class Conductor:
         """
         self._fitting.observe_prefill(instance_class, tokens, cached, seconds)
 
-    def observe_step(self, instance_class: str, batch: int, kv_tokens: int, seconds: float) -> None:
-        """A decode step (the time between two tokens) took so long with this batch and its KV tokens."""
+    def observe_step(self, instance_class: str, batch: float, kv_tokens: float, seconds: float) -> None:
+        """A decode step (the time between two tokens) took so long with this batch and its KV tokens.
+
+        Both are means over the steps that were measured, and only of requests that were decoding.
+        """
         self._fitting.observe_step(instance_class, batch, kv_tokens, seconds)
 
     def observe_output(

@@ -5,10 +5,12 @@ from __future__ import annotations
 import time
 
 from mooncake_core.ledger import Ledger
+from mooncake_core.slo import worst_gaps_mean
 from mooncake_scheduler.clock import Clock
 from mooncake_scheduler.conductor.conductor import Conductor
 from mooncake_scheduler.conductor.cost import class_of
 from mooncake_scheduler.conductor.model import Placement
+from mooncake_scheduler.conductor.prediction import DecodeLoad, decode_now
 from mooncake_scheduler.gateway.decisions import Decisions
 from mooncake_scheduler.gateway.engines import PrefillAnswer
 from mooncake_scheduler.gateway.job import Job
@@ -17,15 +19,6 @@ from mooncake_scheduler.metrics import GatewayMetrics
 
 LEAST_GAPS = 8
 """Tokens of a stream before its pace teaches the cost model."""
-
-
-def tbt_of(gaps_s: list[float]) -> float | None:
-    """A request's TBT: the mean of its longest 10 % of gaps (FAST'25 §5.1); None without gaps."""
-    if not gaps_s:
-        return None
-    most = max(1, len(gaps_s) // 10)
-    longest = sorted(gaps_s)[-most:]
-    return sum(longest) / most
 
 
 class Accounting:
@@ -57,6 +50,7 @@ class Accounting:
         self, job: Job, member: Member, placement: Placement, answer: PrefillAnswer, wall_s: float
     ) -> None:
         """A prefill leg has ended, `wall_s` after it was sent."""
+        job.prefilled_s = time.monotonic()
         seconds = wall_s * self._clock.scale
         job.decision.prefill_s = seconds
         prompt = answer.prompt_tokens or job.ask.prompt_tokens
@@ -80,27 +74,34 @@ class Accounting:
         member.cached_tokens += usage.cached_tokens
         self._metrics.cached(usage.prompt_tokens, usage.cached_tokens)
 
+    def begun(self, job: Job) -> None:
+        """The first token of a stream has come; the ledger counts the request as decoding."""
+        job.load_at_first = self._decoding(job)
+
     def finished(self, job: Job) -> None:
         """A request has ended, in whichever way; its reservation is not yet released."""
         decision, scale = job.decision, self._clock.scale
         now_s = time.monotonic()
         decision.total_s = (now_s - job.received_s) * scale
         decision.cached_tokens = job.cached_tokens
-        streamed = job.wish.streams if decision.ask is not None else False
-        tbt_s = None
-        if job.first_s and streamed:
+        if job.handed_over_s and job.first_s:
+            decision.transfer_s = (job.first_s - job.handed_over_s) * scale
+        decision.streamed = decision.ask is not None and job.wish.streams
+        if decision.streamed and job.first_s:
             decision.ttft_s = (job.first_s - job.received_s) * scale
-            tbt_s = tbt_of(job.gaps_s)
-            if tbt_s is not None:
-                tbt_s *= scale
-            decision.tbt_s = tbt_s
+            tbt_s = worst_gaps_mean(job.gaps_s)
+            decision.tbt_s = None if tbt_s is None else tbt_s * scale
+        elif job.first_s and job.prefilled_s:
+            # Of a whole answer nothing shows the first token but the leg that computed it.
+            decision.ttft_s = (job.prefilled_s - job.received_s) * scale
         self._decisions.add(decision)
         if decision.outcome == "completed":
             self._completed(job)
         self._metrics.finished(decision)
 
     def _completed(self, job: Job) -> None:
-        output = job.events
+        # The end mark is an event too.
+        output = max(0, job.events - 1)
         if job.usage is not None and job.usage.completion_tokens:
             output = job.usage.completion_tokens
         job.decision.output_tokens = output or None
@@ -108,9 +109,29 @@ class Accounting:
             self._conductor.observe_output(
                 job.caller.tenant, job.ask.prompt_tokens, output, max_tokens=job.wish.max_tokens
             )
-        if len(job.gaps_s) >= LEAST_GAPS and job.placement is not None:
-            instance = job.placement.decode
-            load = self._ledger.loads(self._clock.now_s()).get(instance.id)
-            if load is not None:
-                step_s = (job.last_s - job.first_s) / max(1, output - 1) * self._clock.scale
-                self._conductor.observe_step(class_of(instance), max(1, load.batch), load.kv_tokens, step_s)
+        if len(job.gaps_s) >= LEAST_GAPS and output > 1:
+            self._learn_step(job, output)
+
+    def _learn_step(self, job: Job, output: int) -> None:
+        """Learn the pace of a stream from what decoded beside it, as seen at its first token and at its end.
+
+        Of this request itself the KV is known: on average its prompt and half of its answer. The others count
+        with what they are predicted to grow to.
+        """
+        at_first, at_end = job.load_at_first, self._decoding(job)
+        if at_first is None or at_end is None or job.placement is None:
+            return
+        ask = job.ask
+        others = (at_first.kv_tokens + at_end.kv_tokens) / 2 - ask.prompt_tokens - ask.output_tokens
+        self._conductor.observe_step(
+            class_of(job.placement.decode),
+            max(1.0, (at_first.batch + at_end.batch) / 2),
+            max(0.0, others) + ask.prompt_tokens + output / 2,
+            (job.last_s - job.first_s) / (output - 1) * self._clock.scale,
+        )
+
+    def _decoding(self, job: Job) -> DecodeLoad | None:
+        """What the request's decode instance decodes now, this request included."""
+        if job.placement is None:
+            return None
+        return decode_now(self._ledger.load(job.placement.decode.id, self._clock.now_s()))

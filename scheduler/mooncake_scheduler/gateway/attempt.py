@@ -105,6 +105,7 @@ class Attempt:
             job.wish.body, prefill, staged.transfer_id, staged.engine_id, staged.answer, job.put
         )
         job.enter(Phase.HANDED_OVER)
+        job.handed_over_s = time.monotonic() if job.wish.streams else 0.0
         leg = self._answering_leg(staged.answer.cached_tokens)
         await self._believe(member.instance, 0.0)
         try:
@@ -192,6 +193,7 @@ class Attempt:
     async def _whole(self, member: Member) -> Failure | None:
         job, config = self._job, self._services.config
         job.enter(Phase.HANDED_OVER)
+        job.handed_over_s = 0.0
         body = engines.whole_body(job.wish.body, job.put)
         leg = self._answering_leg(None)
         await self._believe(member.instance, self._placement.ttft_s)
@@ -316,6 +318,7 @@ class Attempt:
         job.enter(Phase.DECODING)
         if not job.prefill_done:
             services.ledger.prefill_finished(job.ask.id, services.clock.now_s())
+        services.accounting.begun(job)
 
     def _served(self, member: Member) -> None:
         self._services.roster.served(member)

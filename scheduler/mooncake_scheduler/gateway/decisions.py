@@ -27,12 +27,16 @@ class Decision:
     attempts: int = 0
     refused: RefusalReason | None = None
     outcome: str = ""
+    streamed: bool = False
+    """The client saw each token as it came; else `ttft_s` is when the prefill leg had computed the first."""
     index: str = ""
     cached_tokens: int | None = None
     output_tokens: int | None = None
     prefill_s: float | None = None
     ttft_s: float | None = None
     tbt_s: float | None = None
+    transfer_s: float | None = None
+    """From the hand-over of staged KV to the first token of decode."""
     total_s: float | None = None
 
 

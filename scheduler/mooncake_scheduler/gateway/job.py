@@ -10,6 +10,7 @@ from math import inf
 
 from mooncake_core.index import Depth
 from mooncake_scheduler.conductor.model import Ask, Placement
+from mooncake_scheduler.conductor.prediction import DecodeLoad
 from mooncake_scheduler.gateway import engines
 from mooncake_scheduler.gateway.answers import Usage
 from mooncake_scheduler.gateway.auth import Caller
@@ -101,6 +102,12 @@ class Job:
     first_s: float = 0.0
     """When the first token (of a stream) or the answer came; 0 = not yet."""
     last_s: float = 0.0
+    prefilled_s: float = 0.0
+    """When the prefill leg ended; 0 = there was none."""
+    handed_over_s: float = 0.0
+    """When decode was sent a stream whose KV is staged; 0 = not."""
+    load_at_first: DecodeLoad | None = None
+    """What the decode instance carried when the first token of a stream came, this request included."""
     gaps_s: list[float] = field(default_factory=list)
     """Wall seconds between the pieces of the stream."""
     events: int = 0

@@ -58,15 +58,20 @@ class Request:
             _log.exception("a request failed in the gateway", request_id=job.request_id)
             self._say(ErrorAnswer(500, "the gateway failed: this is a bug", "server_error", "internal"))
         finally:
-            self._release()
-            job.phase = Phase.DONE
-            self._services.accounting.finished(job)
+            job.enter(Phase.DONE)
+            try:
+                # Before the release: what is measured was measured with this request in the batch.
+                self._services.accounting.finished(job)
+            finally:
+                self._release()
 
     async def _serve(self) -> None:
         job, services = self._job, self._services
         job.limit()
         job.wish = read_wish(job.exchange.body, chat=job.exchange.path.endswith(b"/chat/completions"))
+        began_s = time.monotonic()
         prefix = await self._tokenise()
+        services.metrics.tokenise_s.observe(time.monotonic() - began_s)
         job.keys = prefix.keys
         if prefix.ids_json is not None:
             job.put = {"prompt": prefix.ids_json}
@@ -75,7 +80,9 @@ class Request:
         output = services.placer.conductor.expected_output_tokens(tenant, prefix.tokens, job.wish.max_tokens)
         job.ask = Ask(job.engine_id, prefix.tokens, output, tenant, job.caller.priority)
         job.decision.ask = job.ask
+        match_from_s = time.monotonic()
         job.depths = await services.residency.match(prefix.keys)
+        services.metrics.match_s.observe(time.monotonic() - match_from_s)
         job.decision.index = services.residency.mode
         services.budget.request()
         excluded: set[str] = set()
@@ -149,6 +156,7 @@ class Request:
         job.enter(Phase.RESERVED)
         job.reserved = job.ask.id
         job.prefill_done = False
+        job.prefilled_s = 0.0
         job.placement = placement
         decision = job.decision
         decision.attempts += 1

@@ -76,7 +76,7 @@ class CostFitting:
         a, b, c = side.constants()
         self._replace(instance_class, a_s=a, b_s_per_token=b, c_s_per_token2=c, cold_prefill=not side.warm)
 
-    def observe_step(self, instance_class: str, batch: int, kv_tokens: int, seconds: float) -> None:
+    def observe_step(self, instance_class: str, batch: float, kv_tokens: float, seconds: float) -> None:
         """A decode step of `batch` requests with `kv_tokens` in all took `seconds`."""
         if batch <= 0 or kv_tokens < 0 or not 0.0 < seconds < float("inf"):
             return
