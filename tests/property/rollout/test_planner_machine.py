@@ -248,6 +248,8 @@ class Planner(RuleBasedStateMachine):
         for action in made.actions:
             if isinstance(action, DeletePod):
                 assert pods[action.uid].owner_uid in owners, "a foreign Pod was deleted"
+                if action.reason == reasons.INSTANCE_FAILED:
+                    assert self.on_record(pods[action.uid]), "the reason is lost with the Pod"
             if isinstance(action, CreatePod):
                 assert action.pod not in names, "a name that is taken"
                 names.add(action.pod)
@@ -255,7 +257,12 @@ class Planner(RuleBasedStateMachine):
         for pool in self.cluster.pools:
             self.judge_floor(pool, made)
             self.judge_size(pool, made)
+            self.judge_skew(pool, made)
         self.judge_partners(made)
+
+    def on_record(self, pod):
+        records = self.observed.history(pod.pool).recreations
+        return any(record.instance == pod.instance for record in records)
 
     def judge_gpus(self, made):
         if self.cluster.gpu_budget is None:
@@ -296,6 +303,39 @@ class Planner(RuleBasedStateMachine):
             assert present + outgoing + len(fresh) <= pool.replicas + pool.max_surge
         by_revision = Counter(a.revision for a in fresh)
         assert by_revision.total() == 0 or max(by_revision.values()) <= pool.replicas + pool.max_surge
+
+    def judge_skew(self, pool, made):
+        """Nobody is updated further ahead of the slowest than the bound, or by one instance."""
+        (other,) = (p for p in self.cluster.pools if p is not pool)
+        ahead = [
+            a
+            for a in made.actions
+            if isinstance(a, CreatePod) and a.pool == pool.name and not a.rank and a.revision == pool.revision
+        ]
+        left, slowest = self.remaining(pool, made), self.remaining(other, made)
+        if not ahead or len(left) < pool.replicas or not pool.updated_target:
+            return
+        updated = sum(i.updated for i in left) + len(ahead)
+        progress = 1.0
+        if sum(not i.updated for i in slowest) > other.partition and other.updated_target:
+            progress = sum(i.updated and i.routable for i in slowest) / other.updated_target
+        bound = max(self.cluster.max_skew, 1 / pool.updated_target)
+        assert updated / pool.updated_target - min(progress, 1.0) <= bound + 1e-9
+
+    def remaining(self, pool, made):
+        """Live instances that a plan leaves."""
+        gone = {a.pod for a in made.actions if isinstance(a, SetGate) and a.reason == reasons.DRAINING}
+        gone |= {
+            a.instance
+            for a in made.actions
+            if isinstance(a, DeletePod) and a.reason in (reasons.REPLACED, reasons.SCALED_DOWN)
+        }
+        kept = {record.instance for record in made.outcomes[pool.name].recreations}
+        return [
+            i
+            for i in assemble(pool, self.observed)
+            if i.live and i.name not in gone and (i.phase is not Phase.ABSENT or i.name in kept)
+        ]
 
     def judge_partners(self, made):
         """Nobody whom schedulers use is left alone by choice, while there is another way."""
