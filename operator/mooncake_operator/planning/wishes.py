@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from mooncake_core.registry import Role
 from mooncake_operator.planning.desired import DesiredCluster, DesiredPool
 from mooncake_operator.planning.manifests.engine import pairing_revision, pool_revision
-from mooncake_operator.planning.manifests.plan import EnginePoolPlan, Plan, StorePlan
+from mooncake_operator.planning.manifests.plan import EnginePoolPlan, Plan, Present, StorePlan
 from mooncake_operator.planning.manifests.redis import redis_revision
 from mooncake_operator.planning.manifests.store import store_revisions
+from mooncake_operator.planning.observed import ObservedPod
 
 JOIN_INTERVAL_S = 60
 
@@ -52,9 +53,13 @@ def desired_cluster(plan: Plan, cluster: Identity, pools: Mapping[str, Identity]
     )
 
 
-def least_available(replicas: int, min_available: int | None) -> int:
-    """Instances that disruptions leave standing: all but one, unless the user says otherwise."""
-    return min(replicas - 1 if min_available is None else min_available, replicas)
+def present_instances(pods: Iterable[ObservedPod]) -> dict[str, list[Present]]:
+    """Engine instances by pool for schedulers without a registry of their own, by name; see `render`."""
+    found: dict[str, list[Present]] = {}
+    for pod in sorted(pods, key=lambda pod: pod.name):
+        if pod.owner_uid and pod.pool and pod.pairing and pod.rank == 0 and pod.deleted_s is None:
+            found.setdefault(pod.pool, []).append(Present(pod.instance, pod.pairing))
+    return found
 
 
 def _engines(plan: Plan, pool: EnginePoolPlan, identity: Identity) -> DesiredPool:

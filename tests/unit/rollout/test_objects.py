@@ -17,10 +17,10 @@ from mooncake_operator.planning.manifests.revisions import (
     owner_reference,
     pod_of,
 )
-from mooncake_operator.planning.observed import Observed
+from mooncake_operator.planning.observed import Observed, ObservedPod
 from mooncake_operator.planning.plan import plan
 from mooncake_operator.planning.reading import observed_pod, observed_revision, registrations
-from mooncake_operator.planning.wishes import Identity, desired_cluster
+from mooncake_operator.planning.wishes import Identity, desired_cluster, present_instances
 
 QUICKSTART = Path(__file__).parents[3] / "examples" / "quickstart.yaml"
 CLUSTER_OBJECT = {
@@ -221,3 +221,21 @@ def test_who_may_speak_to_whom(cluster, source, target, port, expected):
         return {"mooncake.io/cluster": "quickstart", "mooncake.io/role": role} if role != "anybody" else {}
 
     assert allowed(world.network_policies, labels(source), labels(target), port) is expected
+
+
+def test_schedulers_without_redis_are_told_of_old_and_new_instances_alike(cluster):
+    scheduler = cluster.spec.scheduler.model_copy(update={"redis": None, "replicas": 1})
+    alone = cluster.model_copy(update={"spec": cluster.spec.model_copy(update={"scheduler": scheduler})})
+    pods = [
+        ObservedPod(
+            "quickstart-prefill-p-4", "a", "o", "quickstart-prefill", "quickstart-prefill-p-4", 0, "r2", "g2"
+        ),
+        ObservedPod(
+            "quickstart-prefill-p-1", "b", "o", "quickstart-prefill", "quickstart-prefill-p-1", 0, "r1", "g1"
+        ),
+        ObservedPod("stranger", "c", "", "quickstart-prefill", "stranger", 0, "r1", "g1"),
+    ]
+    world = render(alone, ClusterNames(), present=present_instances(pods))
+    (text,) = [m["data"]["instances.json"] for m in world.config_maps if "instances.json" in m["data"]]
+    told = {i["id"]: i.get("revision") for i in json.loads(text) if i["role"] == "prefill"}
+    assert told == {"quickstart-prefill-p-1": "g1", "quickstart-prefill-p-4": "g2"}

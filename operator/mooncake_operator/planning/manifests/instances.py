@@ -9,15 +9,15 @@ import msgspec
 from mooncake_core.registry import EngineKind, Instance, Role
 from mooncake_operator.planning.manifests.capacity import kv_capacity_tokens, max_batch, max_model_len_tokens
 from mooncake_operator.planning.manifests.engine import pairing_revision
-from mooncake_operator.planning.manifests.plan import EnginePoolPlan, Plan
+from mooncake_operator.planning.manifests.plan import EnginePoolPlan, Plan, Present
 from mooncake_operator.planning.manifests.store import store_capacity_tokens
 from mooncake_operator.planning.manifests.transfer import master_url
 from mooncake_operator.planning.names import Port
 
 
 def static_instances(plan: Plan) -> list[Instance]:
-    """Every instance of the cluster, and its store."""
-    found = [_engine(plan, pool, pod) for pool in plan.engine_pools for pod in pool.pods()]
+    """Every instance of the cluster, during a rollout old and new ones, and its store."""
+    found = [_engine(plan, pool, there) for pool in plan.engine_pools for there in _present(plan, pool)]
     if plan.store is not None:
         store = Instance(
             id=plan.store.name,
@@ -40,7 +40,14 @@ def as_documents(instances: Sequence[Instance]) -> list[object]:
     return built
 
 
-def _engine(plan: Plan, pool: EnginePoolPlan, pod: str) -> Instance:
+def _present(plan: Plan, pool: EnginePoolPlan) -> Sequence[Present]:
+    if plan.present is not None:
+        return plan.present.get(pool.name, ())
+    return [Present(pod, pairing_revision(plan)) for pod in pool.pods()]
+
+
+def _engine(plan: Plan, pool: EnginePoolPlan, there: Present) -> Instance:
+    pod = there.name
     engine = plan.cluster.spec.engine
     host = plan.names.pod_host(pod, pool.name, plan.namespace)
     bootstraps = engine.connector == "MooncakeConnector" and pool.role is Role.PREFILL
@@ -51,7 +58,7 @@ def _engine(plan: Plan, pool: EnginePoolPlan, pod: str) -> Instance:
         cluster=plan.name,
         pool=pool.name,
         model=plan.cluster.spec.model.name,
-        revision=pairing_revision(plan),
+        revision=there.pairing,
         engine=plan.engine_kind,
         connector=engine.connector,
         bootstrap_url=f"http://{host}:{plan.names.port(pod, Port.BOOTSTRAP)}" if bootstraps else "",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -55,6 +55,15 @@ class EnginePoolPlan:
 
 
 @dataclass(frozen=True, slots=True)
+class Present:
+    """An instance that is there, whatever is wanted now."""
+
+    name: str
+    pairing: str
+    """The revision inside which it may be paired."""
+
+
+@dataclass(frozen=True, slots=True)
 class StorePlan:
     """A KV cache pool."""
 
@@ -85,6 +94,8 @@ class Plan:
     store: StorePlan | None
     images: Images
     credentials: Credentials
+    present: Mapping[str, Sequence[Present]] | None = None
+    """Engine instances that are there, by pool, for schedulers that read them from a file; None = all wanted."""
 
     @property
     def name(self) -> str:
@@ -154,6 +165,7 @@ def plan_of(
     *,
     images: Images,
     credentials: Credentials,
+    present: Mapping[str, Sequence[Present]] | None = None,
 ) -> Plan:
     """Bring inline entries and pool objects of one cluster together.
 
@@ -174,7 +186,7 @@ def plan_of(
         )
     if stores and stores[0].spec.ssd is not None and cluster.spec.engine.type != "Simulated":
         raise ValueError(f"pool {stores[0].name}: ssd is not yet supported with real engines; remove it")
-    return Plan(cluster, names, engines, stores[0] if stores else None, images, credentials)
+    return Plan(cluster, names, engines, stores[0] if stores else None, images, credentials, present)
 
 
 def inline_pools(cluster: MooncakeCluster) -> list[Pool]:

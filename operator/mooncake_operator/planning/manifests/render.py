@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from mooncake_core.api import MooncakeCluster, Pool
@@ -10,7 +10,14 @@ from mooncake_operator.planning.manifests.disruption import disruption_budgets
 from mooncake_operator.planning.manifests.engine import STORE_CONFIG, engine_pods
 from mooncake_operator.planning.manifests.network import network_policies
 from mooncake_operator.planning.manifests.objects import Object, config_map
-from mooncake_operator.planning.manifests.plan import Credentials, Images, Plan, inline_pools, plan_of
+from mooncake_operator.planning.manifests.plan import (
+    Credentials,
+    Images,
+    Plan,
+    Present,
+    inline_pools,
+    plan_of,
+)
 from mooncake_operator.planning.manifests.redis import redis_objects
 from mooncake_operator.planning.manifests.scheduler import (
     admin_secret,
@@ -60,6 +67,7 @@ def render(
     *,
     images: Images | None = None,
     credentials: Credentials | None = None,
+    present: Mapping[str, Sequence[Present]] | None = None,
 ) -> DesiredWorld:
     """Work out the desired world; the same input gives the same output, on any machine.
 
@@ -69,12 +77,21 @@ def render(
         pools: pool objects written on their own that refer to this cluster.
         images: images of the product's own containers.
         credentials: secrets made by the caller; a managed Redis needs its password.
+        present: engine instances that are there, by pool; left out: all that are wanted. Only clusters
+            without Redis need it, whose schedulers read the instances from a file.
 
     Raises:
         ValueError: pools and cluster contradict each other, or a password is missing.
         KeyError: `LocalNames` knows no ports for one of `pod_names`.
     """
-    plan = _plan(cluster, names, pools, images, credentials)
+    plan = plan_of(
+        cluster,
+        names,
+        pools,
+        images=images or Images(),
+        credentials=credentials or Credentials(),
+        present=present,
+    )
     redis_pods, redis_services, redis_secrets = redis_objects(plan)
     engines = [pod for pool in plan.engine_pools for pod in engine_pods(plan, pool)]
     stored = store_pods(plan, plan.store) if plan.store is not None else []
@@ -93,17 +110,7 @@ def render(
 
 def pod_names(cluster: MooncakeCluster, pools: Sequence[Pool] = ()) -> list[str]:
     """Names of all Pods that `render` will give, schedulers' included: each needs a port block locally."""
-    return _plan(cluster, TemplateNames(), pools, None, None).pods()
-
-
-def _plan(
-    cluster: MooncakeCluster,
-    names: Names,
-    pools: Sequence[Pool],
-    images: Images | None,
-    credentials: Credentials | None,
-) -> Plan:
-    return plan_of(cluster, names, pools, images=images or Images(), credentials=credentials or Credentials())
+    return plan_of(cluster, TemplateNames(), pools, images=Images(), credentials=Credentials()).pods()
 
 
 def _engine_config_maps(plan: Plan) -> list[Object]:
