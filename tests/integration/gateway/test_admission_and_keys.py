@@ -9,8 +9,9 @@ from typing import Any
 import httpx
 import pytest
 
-from mooncake_testing.gateway import Gateway, gateway, until
+from mooncake_testing.gateway import Gateway, gateway
 from mooncake_testing.scripted_engine import Act, ScriptedEngine, engines
+from mooncake_testing.waiting import until
 
 KEYS = {"gold": {"key": "k-gold", "priority": 5, "weight": 2}, "free": "k-free"}
 

@@ -11,8 +11,9 @@ import pytest
 
 from mooncake_core.ledger import Limits, MemoryLedger, RefusalReason, Reservation
 from mooncake_core.registry import Role
-from mooncake_testing.gateway import Gateway, gateway, until
+from mooncake_testing.gateway import Gateway, gateway
 from mooncake_testing.scripted_engine import Act, ScriptedEngine, engines
+from mooncake_testing.waiting import until
 
 
 @asynccontextmanager

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from mooncake_testing.gateway import Gateway, gateway, until
+from mooncake_testing.gateway import Gateway, gateway
 from mooncake_testing.scripted_engine import Act, ScriptedEngine, engines
+from mooncake_testing.waiting import until
 
 BODY = json.dumps({"model": "tiny", "prompt": [1, 2, 3], "max_tokens": 2}).encode()
 

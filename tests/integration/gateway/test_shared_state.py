@@ -10,9 +10,10 @@ from mooncake_core.index import RedisIndex, Source, Stored, Tier
 from mooncake_core.registry import Instance
 from mooncake_core.registry.redis import RedisRegistry
 from mooncake_core.resp import RespClient
-from mooncake_testing.gateway import Gateway, gateway, until
+from mooncake_testing.gateway import Gateway, gateway
 from mooncake_testing.redis import RedisServer
 from mooncake_testing.scripted_engine import Act, ScriptedEngine, engines
+from mooncake_testing.waiting import until
 
 NAMESPACE = "gateway-test"
 

@@ -5,9 +5,10 @@ from typing import Any
 
 from mooncake_core.registry import Role
 from mooncake_scheduler.gateway.tokens import ModelFolder, TemplateFailedError
-from mooncake_testing.gateway import gateway, until
+from mooncake_testing.gateway import gateway
 from mooncake_testing.scripted_engine import ScriptedEngine, engines
 from mooncake_testing.toy_model import write_toy_model
+from mooncake_testing.waiting import until
 
 CHAT: dict[str, Any] = {
     "model": "tiny",

@@ -9,6 +9,7 @@ from mooncake_core.index import Depth, RedisIndex, Removed, SlotsExhaustedError,
 from mooncake_core.registry import StaleEpochError
 from mooncake_core.resp import DeadlineError, RespClient, UnavailableError
 from mooncake_testing.redis import RedisServer
+from mooncake_testing.waiting import until
 
 ROOT = "mc:{t}:index"
 A, B = Source("a", 1), Source("b", 1)
@@ -46,12 +47,6 @@ def setting(redis_server: RedisServer) -> Iterator:
         if redis_server.alive:
             for name, value in before.items():
                 admin.config_set(name, value)
-
-
-async def until(condition, seconds: float = 10.0) -> None:
-    async with asyncio.timeout(seconds):
-        while not condition():  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
 
 
 async def encodings(client: RespClient) -> set[bytes]:
@@ -319,7 +314,7 @@ async def test_a_batch_cut_into_many_calls_is_fenced_as_a_whole(
     keys = random_keys(20_000)
     await index.attach(A)
     writing = asyncio.create_task(index.apply(A, [Stored(keys, Tier.HBM)], 7))
-    while not await index.blocks():  # noqa: ASYNC110
+    while not await index.blocks():
         await asyncio.sleep(0)
     assert not writing.done()
     await index.attach(Source("a", 2))
@@ -335,7 +330,7 @@ async def test_a_batch_that_broke_off_is_carried_out_whole_when_it_is_repeated(
     keys = random_keys(20_000)
     await index.attach(A)
     writing = asyncio.create_task(index.apply(A, [Stored(keys, Tier.HBM), Removed(keys[5:], Tier.HBM)], 7))
-    while not await index.blocks():  # noqa: ASYNC110
+    while not await index.blocks():
         await asyncio.sleep(0)
     await client.call("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "no")
     with pytest.raises(ConnectionError):

@@ -10,6 +10,7 @@ import pytest
 from mooncake_core.ledger import Limits, RedisLedger, RefusalReason, Reservation
 from mooncake_core.resp import RespClient
 from mooncake_testing.redis import RedisServer
+from mooncake_testing.waiting import until
 
 PREFIX = "{test}:"
 Opener = Callable[..., Awaitable[RedisLedger]]
@@ -34,12 +35,6 @@ async def open_ledger(redis_server: RedisServer) -> AsyncIterator[Opener]:
     yield opener
     for client in clients:
         await client.close()
-
-
-async def until(condition: Callable[[], Awaitable[bool]], within_s: float = 10) -> None:
-    async with asyncio.timeout(within_s):
-        while not await condition():  # noqa: ASYNC110 - what is waited for happens in Redis
-            await asyncio.sleep(0.02)
 
 
 async def refreshes(ledger: RedisLedger) -> bool:

@@ -7,13 +7,14 @@ import signal
 import stat
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from mooncake_testing.pods import WEB_SERVER, pod, python, short_folders
+from mooncake_testing.waiting import until
 from mooncakectl.local import Folders, LocalRuntime, LocalRuntimeError, World
 from mooncakectl.local.ports import PortBlocks
 from mooncakectl.local.procfs import is_running, read_stat
@@ -36,12 +37,6 @@ def web(port: int, **fields: Any) -> dict[str, Any]:
     return python("web", WEB_SERVER, **fields) | {
         "env": [{"name": "PORT", "value": str(port)}, *fields.get("env", [])]
     }
-
-
-async def until(condition: Callable[[], bool], timeout_s: float = 20) -> None:
-    async with asyncio.timeout(timeout_s):
-        while not condition():  # noqa: ASYNC110 - what other processes do sets no event
-            await asyncio.sleep(0.02)
 
 
 def pids(runtime: LocalRuntime) -> dict[str, int | None]:

@@ -12,7 +12,8 @@ import pytest
 import yaml
 
 from mooncake_testing.apiserver import ApiServer
-from mooncake_testing.operator_process import OperatorProcess, eventually
+from mooncake_testing.operator_process import OperatorProcess
+from mooncake_testing.waiting import eventually
 
 QUICKSTART = Path(__file__).resolve().parents[3] / "examples" / "quickstart.yaml"
 APPLY = "application/apply-patch+yaml"

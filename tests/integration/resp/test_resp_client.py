@@ -6,6 +6,7 @@ import uvloop
 
 from mooncake_core.resp import Address, DeadlineError, ReplyError, RespClient, Script
 from mooncake_testing.redis import RedisServer, start_redis
+from mooncake_testing.waiting import until
 
 
 @pytest.fixture
@@ -14,12 +15,6 @@ async def client(redis_server: RedisServer) -> AsyncIterator[RespClient]:
     await client.connect()
     yield client
     await client.close()
-
-
-async def until(condition, seconds: float = 10.0) -> None:
-    async with asyncio.timeout(seconds):
-        while not condition():  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
 
 
 async def test_many_callers_share_one_connection_and_each_gets_its_own_reply(client: RespClient) -> None:

@@ -16,8 +16,9 @@ from mooncake_core.ledger import Limits, RedisLedger, Reservation, ledger_prefix
 from mooncake_core.registry import InstanceState, Role
 from mooncake_core.resp import RespClient
 from mooncake_testing.redis import RedisServer
-from mooncake_testing.sidecars import NAMESPACE, SharedView, SidecarProcess, until
+from mooncake_testing.sidecars import NAMESPACE, SharedView, SidecarProcess
 from mooncake_testing.simulated import Simulated, SimulatedProcess
+from mooncake_testing.waiting import until
 
 Start = Callable[..., SidecarProcess]
 BLOCK = 16

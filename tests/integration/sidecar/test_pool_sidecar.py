@@ -10,8 +10,9 @@ import pytest
 
 from mooncake_core.registry import Role
 from mooncake_testing.redis import RedisServer
-from mooncake_testing.sidecars import SharedView, SidecarProcess, until
+from mooncake_testing.sidecars import SharedView, SidecarProcess
 from mooncake_testing.simulated import Simulated, SimulatedProcess
+from mooncake_testing.waiting import until
 
 BLOCK = 16
 STORE = {"kv_connector": "MooncakeStoreConnector", "kv_role": "kv_both"}

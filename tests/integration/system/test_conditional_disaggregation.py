@@ -8,7 +8,8 @@ from typing import Any
 import httpx
 import pytest
 
-from mooncake_testing.cluster import Cluster, cluster, until
+from mooncake_testing.cluster import Cluster, cluster
+from mooncake_testing.waiting import eventually
 
 MANIFEST = """
 apiVersion: mooncake.io/v1alpha1
@@ -64,7 +65,9 @@ def test_a_short_rest_is_computed_where_its_prefix_is_decoded_and_a_long_one_is_
     holder = first["placement"]["decode"]
     assert first["placement"]["prefill"] == prefill
     blocks = len(PROMPT) // 16
-    until(lambda: len(running.indexed_blocks()[holder]) >= blocks, f"the index knows what {holder} holds")
+    eventually(
+        lambda: len(running.indexed_blocks()[holder]) >= blocks, f"the index knows what {holder} holds"
+    )
     computed = prompt_tokens(running, prefill)
 
     short = ask(running, [*PROMPT, *range(5_000, 5_100)], "short")

@@ -11,7 +11,8 @@ import httpx
 import pytest
 
 from mooncake_simulator.workloads import SessionShape, generate, parse_distribution
-from mooncake_testing.cluster import Cluster, until, until_none
+from mooncake_testing.cluster import Cluster, until_none
+from mooncake_testing.waiting import eventually
 from mooncakectl.replay import Outcome, OutcomeKind, ReplayOptions, ReplayResult, replay
 
 HEALED_WITHIN_S = 30.0
@@ -57,7 +58,7 @@ async def kill_under_load(
     options = ReplayOptions(url=cluster.endpoint, speed=SPEED, seed=seed, timeout_s=60)
     load = asyncio.create_task(replay(generate(SESSIONS, seed, SHAPE), options, on_progress))
     await under_way.wait()
-    await asyncio.to_thread(until, when, f"{pod} has work in hand", 10.0)
+    await asyncio.to_thread(eventually, when, f"{pod} has work in hand", 10.0)
     killed_s = time.monotonic()
     killed = cluster.kill(pod, container)
     result = await load
@@ -65,7 +66,9 @@ async def kill_under_load(
         f"{pod}/{container} killed: {result.completed} completed, {result.failed} failed"
         f" {result.failed_by_reason}, {result.lost} lost {result.lost_by_reason}"
     )
-    await asyncio.to_thread(until, lambda: cluster.is_replaced(pod, container, killed), f"{pod} runs again")
+    await asyncio.to_thread(
+        eventually, lambda: cluster.is_replaced(pod, container, killed), f"{pod} runs again"
+    )
     return Aftermath(result, killed_s)
 
 
@@ -76,7 +79,7 @@ def heals(cluster: Cluster, killed_s: float) -> None:
     """
     ended_s = time.monotonic()
     healed_s = killed_s + HEALED_WITHIN_S
-    until(cluster.is_whole, "all schedulers see all instances", healed_s - time.monotonic())
+    eventually(cluster.is_whole, "all schedulers see all instances", healed_s - time.monotonic())
     until_none(cluster.index_disagrees, "Redis holds what engines hold", healed_s - time.monotonic())
     index_s = time.monotonic() - killed_s
     until_none(

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from zlib import crc32
 
 import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from mooncake_core.blocks import block_keys
-from mooncake_testing.cluster import Cluster, until
+from mooncake_testing.cluster import Cluster
+from mooncake_testing.waiting import eventually
 
 BLOCK = 512
 
@@ -46,7 +48,9 @@ class Conversation:
         """Wait until all its blocks are known to be in the store."""
         keys = set(block_keys(self.tokens, BLOCK))
         store = f"{self._cluster.name}-kv"
-        until(lambda: keys <= self._cluster.indexed_blocks()[store], "the turn's blocks are in the store")
+        eventually(
+            lambda: keys <= self._cluster.indexed_blocks()[store], "the turn's blocks are in the store"
+        )
 
     def _prefill_of(self, request_id: str) -> str:
         for admin in self._cluster.admin_urls:
@@ -71,8 +75,8 @@ class Conversation:
 
 @pytest.fixture
 def conversation(running: Cluster, request: pytest.FixtureRequest) -> Iterator[Conversation]:
-    yield Conversation(running, seed=hash(request.node.name))
-    until(running.is_whole, "the cluster is whole again")
+    yield Conversation(running, seed=crc32(request.node.name.encode()))
+    eventually(running.is_whole, "the cluster is whole again")
 
 
 def test_a_turn_costs_its_new_tokens_and_at_most_one_block(conversation: Conversation) -> None:
@@ -107,4 +111,4 @@ def test_a_turn_after_the_first_instance_was_killed_finds_the_conversation_in_th
     computed, second = conversation.turn(700)
     assert second != first
     assert computed <= 700 + BLOCK
-    until(lambda: running.is_replaced(first, "engine", killed), f"{first} runs again")
+    eventually(lambda: running.is_replaced(first, "engine", killed), f"{first} runs again")

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import httpx
 
-from mooncake_testing.cluster import Cluster, until
+from mooncake_testing.cluster import Cluster
+from mooncake_testing.waiting import eventually
 
 
 def test_after_kill_9_of_the_runtime_nothing_is_left_and_a_second_up_serves(running: Cluster) -> None:
     first = running.run_id
     running.runtime.kill()
     running.runtime.wait(10)
-    until(lambda: not running.left_running(), "no process of the run is left", 10.0)
+    eventually(lambda: not running.left_running(), "no process of the run is left", 10.0)
     running.start()
     assert running.run_id != first
     body = {"model": running.model, "prompt": [7] * 2000, "max_tokens": 5}

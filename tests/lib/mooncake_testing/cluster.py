@@ -13,7 +13,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import httpx
 import msgspec
@@ -24,14 +24,13 @@ from mooncake_core.config import SchedulerConfig
 from mooncake_core.ledger import ledger_prefix
 from mooncake_testing.index_contents import index_contents
 from mooncake_testing.redis import free_port
+from mooncake_testing.waiting import eventually
 from mooncakectl.local import Folders
 from mooncakectl.local.procfs import ProcessIdentity, is_running, running_processes, started_with
 from mooncakectl.local.records import RUN_VARIABLE, RecordFile, RunRecord
 
 READY_WITHIN_S = 60.0
 STOPPED_WITHIN_S = 60.0
-
-T = TypeVar("T")
 
 
 class Cluster:
@@ -83,7 +82,7 @@ class Cluster:
             )
             self.engine_urls = {
                 instance["id"]: instance["url"]
-                for instance in until(self._all_instances, "all instances are known to all schedulers")
+                for instance in eventually(self._all_instances, "all instances are known to all schedulers")
             }
         except BaseException:
             self.runtime.kill()
@@ -101,7 +100,7 @@ class Cluster:
             assert not ended, f"mooncakectl up ended with {self.runtime.returncode}:\n{self.said()}"
             return msgspec.json.decode(text) if text.endswith(b"}\n") else None
 
-        return until(complete, "the cluster is ready", READY_WITHIN_S, told=self.said)
+        return eventually(complete, "the cluster is ready", READY_WITHIN_S, told=self.said)
 
     def _all_instances(self) -> list[dict[str, Any]] | None:
         pods = {pod for pod, container in self.processes() if container == "engine"}
@@ -148,7 +147,7 @@ class Cluster:
         )
         answer.raise_for_status()
         wanted = "draining" if draining else "ready"
-        until(
+        eventually(
             lambda: all(
                 {"id": pod, "state": wanted}.items() <= instance.items()
                 for admin in self.admin_urls
@@ -311,31 +310,6 @@ def cluster(manifest: str) -> Iterator[Cluster]:
         if running is not None:
             running.close()
         shutil.rmtree(root, ignore_errors=True)
-
-
-def until(
-    look: Callable[[], T | None],
-    what: str,
-    timeout_s: float = 30.0,
-    *,
-    told: Callable[[], str] = lambda: "",
-) -> T:
-    """Look until there is something to see; returns it.
-
-    Args:
-        look: returns a false value as long as there is nothing.
-        what: is waited for, as a statement.
-        timeout_s: wall seconds.
-        told: what to say when the time is over.
-
-    Raises:
-        AssertionError: the time is over.
-    """
-    deadline_s = time.monotonic() + timeout_s
-    while not (seen := look()):
-        assert time.monotonic() < deadline_s, f"not within {timeout_s:g} s: {what}\n{told()}"
-        time.sleep(0.1)
-    return seen
 
 
 def until_none(look: Callable[[], list[str]], what: str, timeout_s: float = 30.0) -> float:

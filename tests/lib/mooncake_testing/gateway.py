@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from mooncake_core.config.scheduler import SchedulerConfig
 from mooncake_core.registry import Instance
 from mooncake_scheduler.app import Scheduler, build_scheduler
 from mooncake_testing.redis import free_port
+from mooncake_testing.waiting import until
 
 
 class Gateway:
@@ -46,13 +46,6 @@ class Gateway:
         services = self.scheduler.services
         loads = services.ledger.loads(services.clock.now_s())
         return sum(load.batch + load.arriving for load in loads.values())
-
-
-async def until(condition: Callable[[], bool], timeout_s: float = 10.0) -> None:
-    """Wait for something that the test cannot be told of."""
-    async with asyncio.timeout(timeout_s):
-        while not condition():  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
 
 
 def write_instances(path: Path, instances: Sequence[Instance]) -> None:

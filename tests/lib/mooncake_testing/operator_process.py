@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -88,12 +87,3 @@ class OperatorProcess:
         if self.process.poll() is None:
             self.process.kill()
             self.process.wait(10)
-
-
-def eventually(holds: Any, what: str, seconds: float = 40) -> Any:
-    """Wait until `holds()` is true; returns what it then is."""
-    deadline = time.monotonic() + seconds
-    while not (found := holds()):
-        assert time.monotonic() < deadline, f"not within {seconds} s: {what}"
-        time.sleep(0.1)
-    return found

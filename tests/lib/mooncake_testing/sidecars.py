@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -139,20 +137,3 @@ class SharedView:
         matches = await self.index.match_many([[key] for key in keys])
         found = zip(keys, matches, strict=True)
         return {key for key, match in found if match.get(holder, Depth(0, 0, 0))[tier]}
-
-
-async def until(condition: Callable[[], Awaitable[bool]], within_s: float = 20.0) -> None:
-    """Wait until something holds.
-
-    Raises:
-        AssertionError: it does not in time.
-    """
-    deadline_s = time.monotonic() + within_s
-    while time.monotonic() < deadline_s:
-        try:
-            if await condition():
-                return
-        except ConnectionError:
-            pass
-        await asyncio.sleep(0.05)
-    raise AssertionError(f"did not happen within {within_s} s")
