@@ -2,61 +2,97 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import structlog
 
 from mooncake_core.api import MooncakeCluster, Pool
+from mooncake_operator.control.carrying_out import Execution
 from mooncake_operator.control.contract import Key, Result
 from mooncake_operator.control.credentials import kept_credentials, missing_secrets
 from mooncake_operator.control.gather import World, gather
 from mooncake_operator.control.inline import with_live_replicas
 from mooncake_operator.control.objects import ObjectKeeper
+from mooncake_operator.control.picture import Picture, picture_of
 from mooncake_operator.control.problems import NamespaceEndsError
 from mooncake_operator.control.reading import read_cluster, read_pool
+from mooncake_operator.control.reports import cluster_report, pool_report
+from mooncake_operator.control.schedulers import Schedulers
 from mooncake_operator.control.status import StatusWriter, condition
 from mooncake_operator.kube.applier import Applier
 from mooncake_operator.kube.client import Client
 from mooncake_operator.kube.events import EventRecorder
-from mooncake_operator.kube.resources import Object, controller_uid, is_terminating, name_of, uid_of
+from mooncake_operator.kube.resources import (
+    POOLS,
+    Object,
+    controller_uid,
+    is_terminating,
+    name_of,
+    uid_of,
+)
 from mooncake_operator.metrics import Metrics
-from mooncake_operator.planning import ClusterNames, DesiredWorld, reasons, render
+from mooncake_operator.planning import ClusterNames, Credentials, DesiredWorld, reasons, render
 from mooncake_operator.planning.actions import Finding
-from mooncake_operator.planning.manifests.plan import inline_pools
+from mooncake_operator.planning.instances import Phase
+from mooncake_operator.planning.manifests.plan import Plan as RenderPlan
+from mooncake_operator.planning.manifests.plan import inline_pools, plan_of
+from mooncake_operator.planning.plan import Plan, plan
 from mooncake_operator.settings import Settings
 
 _log = structlog.get_logger()
 
 CLUSTER_MISSING = "ClusterMissing"
-READY = "Ready"
-LOOK_AGAIN_S = 30.0
+_POOL_KINDS = frozenset(pool.kind for pool in POOLS)
+_MENDED_S = 30.0
 """How soon to look whether a user has mended what no event announces."""
+_SETTLING_S = 1.0
+"""How often to ask the schedulers while an instance waits to be used, or to be empty."""
+_SETTLED_S = 30.0
+"""How often to ask them otherwise: instances also leave, and are drained, without the API server."""
+_SOONEST_S = 0.05
+
+
+@dataclass(slots=True)
+class _Memory:
+    """What is kept of a cluster between passes; losing it costs a few requests, nothing else."""
+
+    applier: Applier
+    refusals: Mapping[str, Sequence[Finding]] = field(default_factory=dict)
 
 
 class ClusterReconciler:
     """Reconciles clusters; see `contract.Reconciler`."""
 
-    def __init__(self, client: Client, settings: Settings, metrics: Metrics) -> None:
-        """Take the client and the process's settings."""
+    def __init__(
+        self,
+        client: Client,
+        settings: Settings,
+        metrics: Metrics,
+        *,
+        schedulers: Schedulers | None = None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        """Take the client, the process's settings, and the wall clock."""
         self._client = client
         self._settings = settings
         self._metrics = metrics
+        self._schedulers = schedulers or Schedulers()
+        self._clock = clock
         self._events = EventRecorder(client, instance=settings.own_identity())
         self._status = StatusWriter(client, self._events)
-        self._appliers: dict[Key, Applier] = {}
+        self._memories: dict[Key, _Memory] = {}
         self._drifted: list[Object] = []
 
     async def reconcile(self, key: Key) -> Result:
         """One pass."""
         world = await gather(self._client, key)
         if world.cluster is None:
-            self._appliers.pop(key, None)
-            return await self._without_cluster(key, world)
-        if is_terminating(world.cluster) or world.namespace_terminating:
-            # Owner references take its objects along. To make or mend anything now would never end (#6, #27).
-            return Result()
-        applier = self._appliers.setdefault(key, Applier(self._client, on_drift=self._on_drift))
-        attempt = _Pass(self._client, self._settings, self._status, applier, world, world.cluster)
+            self._memories.pop(key, None)
+        applier = Applier(self._client, on_drift=self._on_drift)
+        memory = self._memories.setdefault(key, _Memory(applier)) if world.cluster else _Memory(applier)
+        attempt = _Pass(self, key, world, memory)
         try:
             result = await attempt.run()
         except NamespaceEndsError:
@@ -75,110 +111,198 @@ class ClusterReconciler:
             note = "fields that the cluster decides on had been changed; change the MooncakeCluster instead"
             await self._events.record(live, "DriftCorrected", note, kind="Warning")
 
-    async def _without_cluster(self, key: Key, world: World) -> Result:
-        for pool in world.pools:
-            if not is_terminating(pool):
-                message = f"there is no MooncakeCluster {key.name} in namespace {key.namespace}; make it"
-                missing = condition("Available", False, CLUSTER_MISSING, message)
-                await self._status.write(pool, _without_conditions(pool), [missing])
-        return Result()
 
-
-@dataclass(slots=True)
 class _Pass:
-    """One pass over a cluster that is there to stay."""
+    """One pass over a cluster."""
 
-    client: Client
-    settings: Settings
-    status: StatusWriter
-    applier: Applier
-    world: World
-    cluster: Object
+    def __init__(self, shared: ClusterReconciler, key: Key, world: World, memory: _Memory) -> None:
+        self._shared = shared
+        self._client = shared._client
+        self._status = shared._status
+        self._key = key
+        self._world = world
+        self._memory = memory
+        self._findings: list[Finding] = []
+        self._pools = {name_of(pool): pool for pool in world.pools}
+        self._token = ""
 
     async def run(self) -> Result:
-        read = read_cluster(self.cluster)
+        cluster = self._world.cluster
+        if cluster is None or is_terminating(cluster) or self._world.namespace_terminating:
+            # Owner references take its objects along: to make or mend anything now would never end.
+            return await self._let_go(cluster)
+        read = read_cluster(cluster)
         if isinstance(read, Finding):
             # What runs goes on as it is: half of an unreadable wish is worse than the last readable one.
-            await self._report([read], None)
-            return Result()
-        findings = await missing_secrets(self.client, read)
-        keeper = ObjectKeeper(self.client, self.applier, self.cluster, self.world)
-        desired = self._desired(read, findings)
+            self._findings.append(read)
+            return await self._plan_pools(None, self._world.find("Deployment", f"{self._key.name}-scheduler"))
+        return await self._keep(cluster, read)
+
+    async def _let_go(self, cluster: Object | None) -> Result:
+        if cluster is None:
+            for pool in self._pools.values():
+                if not is_terminating(pool):
+                    await self._has_no_cluster(pool)
+        return await self._plan_pools(None)
+
+    async def _has_no_cluster(self, pool: Object) -> None:
+        where = f"MooncakeCluster {self._key.name} in namespace {self._key.namespace}"
+        missing = condition("Available", False, CLUSTER_MISSING, f"there is no {where}; make it")
+        await self._status.write(pool, _kept_status(pool), [missing])
+
+    async def _keep(self, cluster: Object, read: MooncakeCluster) -> Result:
+        self._findings += await missing_secrets(self._client, read)
+        keeper = ObjectKeeper(self._client, self._memory.applier, cluster, self._world)
+        inline = [pool.manifest() for pool in inline_pools(read)]
+        await keeper.keep_pools(inline)
+        self._pools |= {
+            name: pool for (kind, name), pool in keeper.outcome.live.items() if kind in _POOL_KINDS
+        }
+        credentials = kept_credentials(self._world, read)
+        self._token = credentials.admin_token
+        rendered, desired = await self._rendering(read, credentials)
         if desired is not None:
-            inline = [pool.manifest() for pool in inline_pools(read)]
-            await keeper.keep_pools(inline)
-            plain = [*desired.secrets, *desired.config_maps, *desired.services, *desired.deployments]
+            plain = _plain(desired)
             await keeper.keep(plain)
             await keeper.prune([*plain, *inline])
-            findings += keeper.outcome.findings
-        self.applier.forget_all_but(self._uids(keeper))
-        await self._report(
-            findings, keeper.outcome.live.get(("Deployment", f"{read.metadata.name}-scheduler"))
-        )
-        return Result(requeue_after_s=LOOK_AGAIN_S if findings else None)
+        self._findings += keeper.outcome.findings
+        self._memory.applier.forget_all_but({uid_of(obj) for obj in keeper.outcome.live.values()})
+        scheduler = keeper.outcome.live.get(("Deployment", f"{self._key.name}-scheduler"))
+        return await self._plan_pools(rendered, scheduler)
 
-    def _desired(self, cluster: MooncakeCluster, findings: list[Finding]) -> DesiredWorld | None:
-        live = {name_of(pool): pool for pool in self.world.pools if self._is_own(pool)}
-        standalone = []
-        for pool in self.world.pools:
+    async def _rendering(
+        self, read: MooncakeCluster, credentials: Credentials
+    ) -> tuple[RenderPlan, DesiredWorld] | tuple[None, None]:
+        own = {name: pool for name, pool in self._pools.items() if self._is_own(pool)}
+        effective = with_live_replicas(read, own)
+        standalone = await self._standalone(effective)
+        images = self._shared._settings.images
+        try:
+            made = plan_of(effective, ClusterNames(), standalone, images=images, credentials=credentials)
+            desired = render(effective, ClusterNames(), standalone, images=images, credentials=credentials)
+        except ValueError as error:
+            self._findings.append(Finding(reasons.INVALID_SPEC, str(error)))
+            return None, None
+        return made, desired
+
+    async def _standalone(self, cluster: MooncakeCluster) -> list[Pool]:
+        inline = {pool.metadata.name for pool in inline_pools(cluster)}
+        found: list[Pool] = []
+        for name, pool in self._pools.items():
             if self._is_own(pool) or is_terminating(pool):
                 continue
             read = read_pool(pool)
+            if name in inline:
+                message = f"{pool['kind']} {name} has the name of one of the cluster's own pools; rename it"
+                read = Finding(reasons.POOL_NAME_TAKEN, message)
             if isinstance(read, Finding):
-                findings.append(Finding(read.reason, f"{pool['kind']} {name_of(pool)}: {read.message}"))
+                self._findings.append(Finding(read.reason, f"{pool['kind']} {name}: {read.message}"))
+                unusable = condition("Available", False, read.reason, read.message)
+                self._pools[name] = await self._status.write(pool, _kept_status(pool), [unusable])
             else:
-                standalone.append(read)
-        try:
-            return self._render(with_live_replicas(cluster, live), standalone)
-        except ValueError as error:
-            findings.append(Finding(reasons.INVALID_SPEC, str(error)))
-            return None
+                found.append(read)
+        return found
 
-    def _render(self, cluster: MooncakeCluster, standalone: list[Pool]) -> DesiredWorld:
-        credentials = kept_credentials(self.world, cluster)
-        return render(
-            cluster, ClusterNames(), standalone, images=self.settings.images, credentials=credentials
+    async def _plan_pools(self, rendered: RenderPlan | None, scheduler: Object | None = None) -> Result:
+        now_s = self._shared._clock()
+        registry = await self._shared._schedulers.registry(self._cluster_pods(), self._token)
+        picture = picture_of(self._world, rendered, self._pools, registry, now_s)
+        made = plan(picture.desired, picture.observed)
+        refused = self._memory.refusals
+        # Before anything is done: a failure must be on record before its Pods go.
+        picture = await self._report(picture, made, refused, rendered, scheduler)
+        execution = self._execution(picture, rendered)
+        await execution.carry_out(made.actions)
+        if execution.refusals != refused:
+            self._memory.refusals = execution.refusals
+            await self._report(picture, made, execution.refusals, rendered, scheduler)
+        return self._result(picture, made, now_s)
+
+    def _execution(self, picture: Picture, rendered: RenderPlan | None) -> Execution:
+        owned = self._world.owned or {}
+        return Execution(
+            self._client,
+            self._shared._schedulers,
+            self._shared._events,
+            namespace=self._key.namespace,
+            plan=rendered,
+            pools={pool.name: pool for pool in picture.desired.pools},
+            owners=picture.owners,
+            revisions=[obj for (kind, _), obj in owned.items() if kind == "ControllerRevision"],
+            scheduler_pods=self._cluster_pods(),
+            token=self._token,
         )
 
+    async def _report(
+        self,
+        picture: Picture,
+        made: Plan,
+        refusals: Mapping[str, Sequence[Finding]],
+        rendered: RenderPlan | None,
+        scheduler: Object | None,
+    ) -> Picture:
+        """Write all statuses; returns the picture with the objects as they then are."""
+        written: dict[str, Object] = {}
+        for name, owner in picture.owners.items():
+            if owner["kind"] in _POOL_KINDS and name == name_of(owner):
+                status, conditions = pool_report(picture, made, owner, refusals)
+                written[uid_of(owner)] = await self._status.write(owner, status, conditions)
+        cluster = self._world.cluster
+        if cluster is not None and not is_terminating(cluster):
+            status, conditions = cluster_report(
+                picture,
+                made if rendered is not None else None,
+                cluster,
+                findings=self._findings,
+                scheduler=scheduler,
+                refusals=refusals,
+            )
+            cluster = await self._status.write(cluster, status, conditions)
+            written[uid_of(cluster)] = cluster
+            self._world = replace(self._world, cluster=cluster)
+        owners = {name: written.get(uid_of(owner), owner) for name, owner in picture.owners.items()}
+        return Picture(picture.desired, picture.observed, owners)
+
+    def _result(self, picture: Picture, made: Plan, now_s: float) -> Result:
+        times = [_MENDED_S] if self._findings or self._memory.refusals else []
+        if made.look_again_s is not None:
+            times.append(made.look_again_s - now_s)
+        gated = [o for o in made.outcomes.values() if o.pool.gated]
+        if gated:
+            settling = any(
+                i.phase in (Phase.READY, Phase.DRAINING) for outcome in gated for i in outcome.instances
+            )
+            times.append(_SETTLING_S if settling else _SETTLED_S)
+        return Result(max(_SOONEST_S, min(times)) if times else None)
+
+    def _cluster_pods(self) -> list[Object]:
+        name = self._key.name
+        return [
+            pod
+            for pod in self._world.pods
+            if (pod["metadata"].get("labels") or {}).get("mooncake.io/cluster") == name
+        ]
+
     def _is_own(self, pool: Object) -> bool:
-        return controller_uid(pool) == uid_of(self.cluster)
-
-    def _uids(self, keeper: ObjectKeeper) -> set[str]:
-        return {uid_of(obj) for obj in keeper.outcome.live.values()}
-
-    async def _report(self, findings: list[Finding], scheduler: Object | None) -> None:
-        conditions = [_ready(findings, scheduler), _scheduler_ready(scheduler)]
-        name, namespace = name_of(self.cluster), self.cluster["metadata"]["namespace"]
-        endpoint = f"http://{name}-scheduler.{namespace}.svc" if scheduler is not None else None
-        await self.status.write(self.cluster, {"endpoint": endpoint}, conditions)
+        return self._world.cluster is not None and controller_uid(pool) == uid_of(self._world.cluster)
 
 
-def _ready(findings: list[Finding], scheduler: Object | None) -> Object:
-    if findings:
-        return condition("Ready", False, findings[0].reason, "; ".join(f.message for f in findings))
-    serving = _scheduler_ready(scheduler)
-    if serving["status"] != "True":
-        return condition("Ready", False, serving["reason"], serving["message"])
-    return condition("Ready", True, READY, "")
+def _plain(desired: DesiredWorld) -> list[Object]:
+    """All but Pods and pools, those first that others refer to."""
+    return [
+        *desired.secrets,
+        *desired.config_maps,
+        *desired.services,
+        *desired.network_policies,
+        *desired.disruption_budgets,
+        *desired.deployments,
+    ]
 
 
-def _scheduler_ready(scheduler: Object | None) -> Object:
-    if scheduler is None:
-        return condition("SchedulerReady", False, reasons.SCHEDULER_ABSENT, "there is no scheduler yet")
-    status, wanted = scheduler.get("status") or {}, scheduler["spec"].get("replicas", 1)
-    available = status.get("availableReplicas", 0)
-    behind = status.get("observedGeneration", 0) != scheduler["metadata"].get("generation")
-    if available >= 1 and not behind:
-        return condition("SchedulerReady", True, reasons.SCHEDULER_AVAILABLE, f"{available} of {wanted}")
-    said = next((c["message"] for c in status.get("conditions", ()) if c.get("status") == "False"), "")
-    message = f"{available} of {wanted} schedulers are available; {said}".removesuffix("; ")
-    return condition("SchedulerReady", False, reasons.SCHEDULER_UNAVAILABLE, message)
-
-
-def _without_conditions(live: Object) -> Object:
+def _kept_status(live: Object) -> Object:
     kept: Object = {
-        field: value
-        for field, value in (live.get("status") or {}).items()
-        if field not in ("conditions", "observedGeneration")
+        name: value
+        for name, value in (live.get("status") or {}).items()
+        if name not in ("conditions", "observedGeneration")
     }
     return kept

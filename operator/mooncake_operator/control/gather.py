@@ -32,6 +32,7 @@ class World:
     pools: tuple[Object, ...] = ()
     """Those that refer to the cluster, whoever wrote them."""
     pods: tuple[Object, ...] = ()
+    """All Pods of the namespace."""
     owned: Mapping[tuple[str, str], Object] | None = None
     """All else that bears the cluster's label, by kind and name."""
     namespace_terminating: bool = False
@@ -52,7 +53,8 @@ async def gather(client: Client, key: Key) -> World:
         async with asyncio.TaskGroup() as group:
             cluster = group.create_task(_cluster(client, key))
             pools = [group.create_task(_listed(client, pool, key.namespace, {})) for pool in POOLS]
-            pods = group.create_task(_listed(client, POD, key.namespace, labels))
+            # All of them, for a foreign Pod may have a name that is wanted.
+            pods = group.create_task(_listed(client, POD, key.namespace, {}))
             owned = [group.create_task(_listed(client, kind, key.namespace, labels)) for kind in OWNED]
     except ExceptionGroup as errors:
         # One is enough to know why there is no picture, and keeps its type.

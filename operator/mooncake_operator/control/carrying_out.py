@@ -1,0 +1,264 @@
+"""Carries out a plan's actions, in their order; like ones that follow each other at the same time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
+from itertools import groupby
+
+import structlog
+
+from mooncake_operator.control.picture import FINALIZER
+from mooncake_operator.control.problems import NamespaceEndsError
+from mooncake_operator.control.schedulers import Schedulers
+from mooncake_operator.kube.applier import MANAGER
+from mooncake_operator.kube.client import Client
+from mooncake_operator.kube.errors import (
+    AlreadyExistsError,
+    ForbiddenError,
+    InvalidError,
+    NotFoundError,
+    PreconditionError,
+    Refusal,
+)
+from mooncake_operator.kube.events import EventRecorder
+from mooncake_operator.kube.resources import (
+    CONTROLLER_REVISION,
+    POD,
+    Object,
+    controller_uid,
+    name_of,
+    resource_of,
+    uid_of,
+)
+from mooncake_operator.planning import reasons, troubles
+from mooncake_operator.planning.actions import (
+    Action,
+    AddFinalizer,
+    CreatePod,
+    DeletePod,
+    DeleteRevision,
+    Finding,
+    MarkDrain,
+    RecordRevision,
+    RemoveFinalizer,
+    SetGate,
+    Unmark,
+)
+from mooncake_operator.planning.desired import DesiredPool
+from mooncake_operator.planning.manifests.plan import Plan
+from mooncake_operator.planning.manifests.revisions import (
+    controller_revision,
+    owner_reference,
+    pod_of,
+    revision_name,
+)
+
+_log = structlog.get_logger()
+_AT_ONCE = 16
+
+
+class Execution:
+    """One plan's execution. What only a user can mend becomes a refusal of its pool; the rest goes on."""
+
+    def __init__(
+        self,
+        client: Client,
+        schedulers: Schedulers,
+        events: EventRecorder,
+        *,
+        namespace: str,
+        plan: Plan | None,
+        pools: Mapping[str, DesiredPool],
+        owners: Mapping[str, Object],
+        revisions: Sequence[Object],
+        scheduler_pods: Sequence[Object],
+        token: str,
+        now: Callable[[], datetime] = lambda: datetime.now(UTC),
+    ) -> None:
+        """Take the parts.
+
+        Args:
+            client: the API server.
+            schedulers: take drain marks.
+            events: for what users must notice.
+            namespace: the cluster's.
+            plan: what new revisions are rendered from; None = none will be asked for.
+            pools: what was planned for, by name.
+            owners: live objects that own the pools' Pods, by pool.
+            revisions: live ControllerRevisions of the cluster.
+            scheduler_pods: live Pods of the schedulers.
+            token: of the schedulers' admin port.
+            now: for transition times.
+        """
+        self._client = client
+        self._schedulers = schedulers
+        self._events = events
+        self._namespace = namespace
+        self._plan = plan
+        self._pools = pools
+        self._owners = dict(owners)
+        self._revisions = {name_of(revision): revision for revision in revisions}
+        self._scheduler_pods = scheduler_pods
+        self._token = token
+        self._now = now
+        self.refusals: dict[str, list[Finding]] = {}
+        """By pool: why Pods could not be made."""
+
+    async def carry_out(self, actions: Sequence[Action]) -> None:
+        """Do it all.
+
+        Raises:
+            KubeError: the API server has trouble of its own, or the world has moved on: plan again.
+            SchedulersAwayError: a drain cannot be told to anyone.
+            NamespaceEndsError: nothing can be made any more.
+        """
+        for kind, group in groupby(actions, type):
+            limit = asyncio.Semaphore(_AT_ONCE if kind in (CreatePod, DeletePod, SetGate) else 1)
+            results = await asyncio.gather(
+                *(self._limited(limit, action) for action in group), return_exceptions=True
+            )
+            for failed in (result for result in results if isinstance(result, BaseException)):
+                raise failed
+
+    async def _limited(self, limit: asyncio.Semaphore, action: Action) -> None:
+        async with limit:
+            await self._one(action)
+
+    async def _one(self, action: Action) -> None:
+        match action:
+            case AddFinalizer():
+                await self._finalizer(action.pool, present=True)
+            case RemoveFinalizer():
+                await self._finalizer(action.pool, present=False)
+            case RecordRevision():
+                await self._record(action)
+            case DeleteRevision():
+                await self._forget(action)
+            case SetGate():
+                await self._gate(action)
+            case MarkDrain():
+                await self._schedulers.drain(self._scheduler_pods, self._token, action.instance)
+            case Unmark():
+                await self._schedulers.drain(self._scheduler_pods, self._token, action.instance, end=True)
+            case DeletePod():
+                await self._delete(action)
+            case CreatePod():
+                await self._create(action)
+
+    async def _finalizer(self, pool: str, *, present: bool) -> None:
+        owner = self._owners.get(pool)
+        if owner is None:
+            return
+        metadata = owner["metadata"]
+        others = [item for item in metadata.get("finalizers") or () if item != FINALIZER]
+        wanted = [*others, FINALIZER] if present else others
+        if wanted == (metadata.get("finalizers") or []):
+            return
+        # With the version, nobody else's finalizer is lost.
+        body = {"metadata": {"finalizers": wanted, "resourceVersion": metadata["resourceVersion"]}}
+        resource = resource_of(owner)
+        try:
+            self._owners[pool] = await self._client.patch(
+                resource, self._namespace, name_of(owner), body, how="merge", manager=MANAGER
+            )
+        except NotFoundError:
+            return
+
+    async def _record(self, action: RecordRevision) -> None:
+        if self._plan is None:
+            return
+        owner = self._owners[action.pool]
+        wanted = controller_revision(
+            self._plan, self._pools[action.pool], action.number, owner_reference(owner)
+        )
+        name = name_of(wanted)
+        try:
+            self._revisions[name] = await self._client.create(wanted, manager=MANAGER)
+        except AlreadyExistsError:
+            live = await self._client.get(CONTROLLER_REVISION, self._namespace, name)
+            if controller_uid(live) != uid_of(owner):
+                raise  # an earlier pool of this name: it is on its way out
+            body = {"revision": action.number, "metadata": {"uid": uid_of(live)}}
+            self._revisions[name] = await self._client.patch(
+                CONTROLLER_REVISION, self._namespace, name, body, how="merge", manager=MANAGER
+            )
+
+    async def _forget(self, action: DeleteRevision) -> None:
+        live = self._revisions.get(revision_name(action.pool, action.revision))
+        if live is not None:
+            try:
+                await self._client.delete(
+                    CONTROLLER_REVISION, self._namespace, name_of(live), uid=uid_of(live)
+                )
+            except (NotFoundError, PreconditionError):
+                return
+
+    async def _gate(self, action: SetGate) -> None:
+        stamp = self._now().astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        gate = {
+            "type": reasons.GATE,
+            "status": str(action.status),
+            "reason": action.reason,
+            "message": action.message,
+            # Also when only the reason changes: a drain began then.
+            "lastTransitionTime": stamp,
+        }
+        body = {"metadata": {"uid": action.uid}, "status": {"conditions": [gate]}}
+        try:
+            await self._client.patch(
+                POD, self._namespace, action.pod, body, how="strategic", manager=MANAGER, subresource="status"
+            )
+        except (NotFoundError, PreconditionError):
+            # The Pod is gone; its successor has a gate of its own.
+            return
+
+    async def _delete(self, action: DeletePod) -> None:
+        _log.info("deleting a Pod", pod=action.pod, namespace=self._namespace, why=action.reason)
+        try:
+            await self._client.delete(POD, self._namespace, action.pod, uid=action.uid)
+        except (NotFoundError, PreconditionError):
+            return
+        owner = next((o for pool, o in self._owners.items() if self._is_of(pool, action.instance)), None)
+        if owner is not None:
+            failed = action.reason in (reasons.INSTANCE_FAILED, reasons.INSTANCE_BROKEN)
+            note = f"Pod {action.pod} of {action.instance}: {action.message or action.reason}"
+            await self._events.record(owner, action.reason, note, kind="Warning" if failed else "Normal")
+
+    async def _create(self, action: CreatePod) -> None:
+        if self.refusals.get(action.pool):
+            return  # the next would be refused for the same reason
+        owner = self._owners[action.pool]
+        revision = self._revisions.get(revision_name(action.pool, action.revision))
+        if revision is None:
+            raise PreconditionError(409, "NoRevision", f"{action.pool} has no revision {action.revision} yet")
+        pod = pod_of(revision, action, owner_reference(owner))
+        pod["metadata"]["namespace"] = self._namespace
+        try:
+            await self._client.create(pod, manager=MANAGER)
+        except AlreadyExistsError:
+            await self._is_ours(action, owner)
+        except ForbiddenError as error:
+            if error.refusal is Refusal.NAMESPACE_TERMINATING:
+                raise NamespaceEndsError from error
+            await self._refused(action.pool, owner, troubles.refusal(error.status, str(error)))
+        except InvalidError as error:
+            await self._refused(action.pool, owner, troubles.refusal(error.status, str(error)))
+
+    async def _is_ours(self, action: CreatePod, owner: Object) -> None:
+        try:
+            live = await self._client.get(POD, self._namespace, action.pod)
+        except NotFoundError:
+            return
+        if controller_uid(live) != uid_of(owner):
+            message = f"Pod {action.pod} exists and is not this pool's; it is left alone, remove or rename it"
+            await self._refused(action.pool, owner, Finding(reasons.FOREIGN_POD, message))
+
+    async def _refused(self, pool: str, owner: Object, finding: Finding) -> None:
+        self.refusals.setdefault(pool, []).append(finding)
+        await self._events.record(owner, finding.reason, finding.message, kind="Warning", action="CreatePod")
+
+    def _is_of(self, pool: str, instance: str) -> bool:
+        wanted = self._pools.get(pool)
+        return wanted is not None and wanted.ordinal(instance) is not None

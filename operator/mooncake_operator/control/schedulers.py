@@ -1,0 +1,101 @@
+"""What the schedulers of a cluster know of its instances, and how they are told to spare one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import aiohttp
+import msgspec
+import structlog
+
+from mooncake_operator.kube.resources import Object, is_terminating, name_of
+from mooncake_operator.planning import ClusterNames, Port
+from mooncake_operator.planning.observed import Registration
+from mooncake_operator.planning.reading import registrations
+
+_log = structlog.get_logger()
+_ASKED = 3
+
+
+class SchedulersAwayError(Exception):
+    """No scheduler of the cluster answers."""
+
+
+class Schedulers:
+    """Speaks to the admin ports of clusters' schedulers; any one of a cluster speaks for all."""
+
+    def __init__(self, *, port: int | None = None, timeout_s: float = 2.0) -> None:
+        """Take the admin port; None = the one that Pods in a cluster have."""
+        self._port = port or ClusterNames().port("", Port.ADMIN)
+        self._timeout = aiohttp.ClientTimeout(total=timeout_s)
+
+    async def registry(self, pods: Iterable[Object], token: str) -> Mapping[str, Registration] | None:
+        """All instances by id; None when no scheduler can tell, from which nothing follows.
+
+        Args:
+            pods: the schedulers' Pods, and any others.
+            token: of the admin port.
+        """
+        for address in _addresses(pods):
+            try:
+                answer = await self._ask("GET", f"{self._url(address)}/instances", token)
+                # A scheduler that has lost sight of the registry repeats what it knew last.
+                if not answer.get("degraded"):
+                    return registrations(answer["instances"])
+            except (SchedulersAwayError, KeyError, ValueError, TypeError, AttributeError) as error:
+                _log.debug("a scheduler does not tell", address=address, error=str(error))
+        return None
+
+    async def drain(self, pods: Sequence[Object], token: str, instance: str, *, end: bool = False) -> None:
+        """Let nothing more be placed on an instance, or let it be used again.
+
+        Raises:
+            SchedulersAwayError: none takes the wish.
+        """
+        why = "there is none that is ready"
+        for address in _addresses(pods):
+            try:
+                url = f"{self._url(address)}/instances/{instance}/drain"
+                await self._ask("DELETE" if end else "POST", url, token)
+                return
+            except SchedulersAwayError as error:
+                why = str(error)
+        raise SchedulersAwayError(f"no scheduler takes the drain of {instance}: {why}")
+
+    def _url(self, address: str) -> str:
+        return f"http://[{address}]:{self._port}" if ":" in address else f"http://{address}:{self._port}"
+
+    async def _ask(self, method: str, url: str, token: str) -> dict[str, Any]:
+        headers = {"Authorization": f"Bearer {token}"}
+        try:
+            # A session for each question: they are few, and Pods come and go.
+            async with (
+                aiohttp.ClientSession(timeout=self._timeout) as session,
+                session.request(method, url, headers=headers) as answer,
+            ):
+                body = await answer.read()
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            raise SchedulersAwayError(str(error) or type(error).__name__) from error
+        if answer.status == 404 and method != "GET":
+            # The instance has left: nothing will be placed on it.
+            return {}
+        if answer.status != 200:
+            raise SchedulersAwayError(f"HTTP {answer.status}")
+        try:
+            decoded = msgspec.json.decode(body)
+        except msgspec.DecodeError as error:
+            raise SchedulersAwayError(f"no JSON: {error}") from error
+        return decoded if isinstance(decoded, dict) else {}
+
+
+def _addresses(pods: Iterable[Object]) -> list[str]:
+    """Addresses of ready schedulers, in a fixed order."""
+    found = {}
+    for pod in pods:
+        role = (pod["metadata"].get("labels") or {}).get("mooncake.io/role")
+        status = pod.get("status") or {}
+        ready = any(c["type"] == "Ready" and c["status"] == "True" for c in status.get("conditions") or ())
+        if role == "scheduler" and ready and status.get("podIP") and not is_terminating(pod):
+            found[name_of(pod)] = str(status["podIP"])
+    return [found[name] for name in sorted(found)][:_ASKED]
