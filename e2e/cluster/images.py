@@ -1,5 +1,6 @@
 """Images without a registry: a base, a pause program, and the project's own Dockerfile built on that base."""
 
+import fcntl
 import hashlib
 import json
 import os
@@ -8,7 +9,9 @@ import shutil
 import subprocess
 import tarfile
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
 from io import BytesIO
 from pathlib import Path
 
@@ -53,20 +56,39 @@ def build(say: Say, targets: Sequence[str] = TARGETS) -> list[Path]:
         ClusterError: a build failed; the message has the end of its output.
     """
     store = _Store(cache_dir() / "images")
-    base = _base(store, say)
-    archives = [_exported(store, REDIS_IMAGE)]
-    for target in targets:
-        say(f"building image {target}")
-        store.buildah(
-            *("build", "--isolation", "chroot", "--layers", "--pull-never", "--target", target),
-            *("--build-arg", f"BASE={base}", "--tag", product_image(target)),
-            # Where the machine's own authorities vouch for the package index, so must the build's.
-            *("--volume", "/etc/ssl/certs:/etc/ssl/certs:ro"),
-            str(ROOT),
-        )
-        archives.append(_exported(store, product_image(target)))
-    store.trim()
+    with store.locked():
+        base = _base(store, say)
+        archives = [store.archive(REDIS_IMAGE, made_of=base, make=lambda: None)]
+        sources = f"{base} {_digest_of_sources()}"
+        for target in targets:
+            make = partial(_build_target, store, target, base, say)
+            archives.append(store.archive(product_image(target), made_of=sources, make=make))
+        store.trim()
     return archives
+
+
+def _build_target(store: "_Store", target: str, base: str, say: Say) -> None:
+    say(f"building image {target}")
+    store.buildah(
+        *("build", "--isolation", "chroot", "--layers", "--pull-never", "--target", target),
+        *("--build-arg", f"BASE={base}", "--tag", product_image(target)),
+        # Where the machine's own authorities vouch for the package index, so must the build's.
+        *("--volume", "/etc/ssl/certs:/etc/ssl/certs:ro"),
+        str(ROOT),
+    )
+
+
+def _digest_of_sources() -> str:
+    """A digest of all that the Dockerfile sees: what .dockerignore lets through, and itself."""
+    lines = (ROOT / ".dockerignore").read_text().splitlines()
+    seen = [ROOT / "Dockerfile", *(ROOT / line.removeprefix("!") for line in lines if line.startswith("!"))]
+    files = [path for place in seen for path in ([place] if place.is_file() else place.rglob("*"))]
+    digest = hashlib.sha256()
+    for path in sorted(files):
+        if path.is_file() and "__pycache__" not in path.parts:
+            digest.update(f"{path.relative_to(ROOT)}\0".encode())
+            digest.update(hashlib.sha256(path.read_bytes()).digest())
+    return digest.hexdigest()
 
 
 def load(layout: Layout, archive: Path) -> None:
@@ -127,12 +149,31 @@ class _Store:
             raise ClusterError(f"`buildah {arguments[0]}` failed:\n{(ran.stdout + ran.stderr)[-4000:]}")
         return ran.stdout.strip()
 
-    def identity(self, image: str) -> str | None:
-        """The id of an image, None where there is none."""
-        return self.buildah("images", "--quiet", "--no-trunc", image, check=False) or None
+    def has(self, image: str) -> bool:
+        return bool(self.buildah("images", "--quiet", image, check=False))
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """One build at a time: another one would remove archives that this one is about to return."""
+        with (self.folder / ".lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+
+    def archive(self, image: str, *, made_of: str, make: Callable[[], object]) -> Path:
+        """An archive of an image; the image is made only where what it is made of has changed."""
+        name = image.rpartition("/")[2].replace(":", "-")
+        archive = self.folder / f"{name}-{hashlib.sha256(made_of.encode()).hexdigest()[:16]}.tar"
+        if not archive.exists():
+            make()
+            part = archive.with_suffix(f".{os.getpid()}")
+            self.buildah("push", "--quiet", image, f"docker-archive:{part}:{image}")
+            for old in self.folder.glob(f"{name}-*.tar"):
+                old.unlink()
+            part.replace(archive)
+        return archive
 
     def trim(self) -> None:
-        """Drop the build's intermediate layers once there are many; until then they are what makes it quick."""
+        """Drop intermediate layers once there are many; until then they make builds quick."""
         if len(self.buildah("images", "--all", "--quiet").split()) > _LAYERS_KEPT:
             self.buildah("rmi", "--prune", check=False)
 
@@ -143,7 +184,7 @@ def _build_environment() -> dict[str, str]:
 
 def _base(store: _Store, say: Say) -> str:
     """Debian with Python (and Redis, which tests run from the same layer): made once, then kept."""
-    if store.identity(BASE_IMAGE) and store.identity(REDIS_IMAGE):
+    if store.has(BASE_IMAGE) and store.has(REDIS_IMAGE):
         return BASE_IMAGE
     say("making the base image (about 2 minutes the first time)")
     with tempfile.TemporaryDirectory(dir=store.folder) as folder:
@@ -162,23 +203,6 @@ def _base(store: _Store, say: Say) -> str:
     for name in (BASE_IMAGE, REDIS_IMAGE):
         store.buildah("tag", identity, name)
     return BASE_IMAGE
-
-
-def _exported(store: _Store, image: str) -> Path:
-    """An archive of an image, written anew only where the image has changed."""
-    identity = store.identity(image)
-    if identity is None:
-        raise ClusterError(f"image {image} was not built")
-    digest = hashlib.sha256(identity.encode()).hexdigest()[:16]
-    name = image.rpartition("/")[2].replace(":", "-")
-    archive = store.folder / f"{name}-{digest}.tar"
-    if not archive.exists():
-        for old in store.folder.glob(f"{name}-*.tar"):
-            old.unlink()
-        part = archive.with_suffix(f".{os.getpid()}")
-        store.buildah("push", "--quiet", image, f"docker-archive:{part}:{image}")
-        part.replace(archive)
-    return archive
 
 
 def _write_archive(archive: Path, image: str, layer: Path, config: dict[str, object]) -> None:

@@ -79,8 +79,7 @@ class PlayedNodes:
         for task in [*self._tasks, *played]:
             task.cancel()
         await asyncio.gather(*self._tasks, *played, return_exceptions=True)
-        for name in self.names:
-            await nodes.remove(self._kube, name)
+        await nodes.remove(self._kube, self.names)
 
     def vanish(self, name: str) -> None:
         """The node stops to answer: no heartbeats, and nothing happens to its Pods any more."""

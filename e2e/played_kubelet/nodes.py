@@ -101,13 +101,25 @@ async def keep_beating(kube: Kube, names: Sequence[str], every_s: float, silent:
         begun = max(begun + every_s, loop.time())
 
 
-async def remove(kube: Kube, name: str) -> None:
-    """Delete a node, its lease, and what is still bound to it."""
-    for pod in await kube.list_all("Pod", fields=f"spec.nodeName={name}"):
-        metadata = pod["metadata"]
-        await kube.delete("Pod", metadata["name"], metadata["namespace"], grace_s=0, uid=metadata["uid"])
-    await kube.delete("Node", name)
-    await kube.delete("Lease", name, _LEASES)
+async def remove(kube: Kube, names: Sequence[str]) -> None:
+    """Delete nodes, their leases, and what is bound to them.
+
+    No node is deleted while the scheduler may still choose it: a Pod bound to a node that is gone keeps its
+    namespace until the garbage collector of Pods, after 40 s, finds it.
+    """
+    await asyncio.gather(*(kube.patch("Node", name, {"spec": {"unschedulable": True}}) for name in names))
+    await _remove_pods(kube, set(names))
+    for name in names:
+        await kube.delete("Node", name)
+        await kube.delete("Lease", name, _LEASES)
+    await _remove_pods(kube, set(names))
+
+
+async def _remove_pods(kube: Kube, names: set[str]) -> None:
+    for pod in await kube.list_all("Pod"):
+        if pod["spec"].get("nodeName") in names:
+            metadata = pod["metadata"]
+            await kube.delete("Pod", metadata["name"], metadata["namespace"], grace_s=0, uid=metadata["uid"])
 
 
 def stamp() -> str:
