@@ -196,7 +196,8 @@ class Scheduler:
     async def _slow_tick(self) -> None:
         self.server.check_time(time.monotonic())
         self.admin_token.refresh()
-        self._keys.refresh()
+        if self._keys.refresh():
+            self.services.placer.conductor.set_weights(self._keys.weights)
         if self.shared is not None:
             await self.shared.sweep()
 
@@ -245,7 +246,7 @@ def build_scheduler(config: SchedulerConfig) -> Scheduler:
         config=config,
         clock=clock,
         roster=roster,
-        placer=Placer(conductor, roster, ledger, clock, config.slo, local_reserve),
+        placer=Placer(conductor, roster, ledger, clock, config.slo, local_reserve, metrics),
         ledger=ledger,
         residency=residency,
         tokens=Tokens(folder, roster.tokenizing_engine, parity.trusted),

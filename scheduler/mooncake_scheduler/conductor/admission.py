@@ -16,7 +16,7 @@ from mooncake_core.ledger import InstanceLoad, Limits, RefusalReason
 from mooncake_core.ledger.contract import BUCKET_S
 from mooncake_core.registry import Instance
 from mooncake_scheduler.conductor.cost import CostModel
-from mooncake_scheduler.conductor.model import Ask, InstanceView, Placement, Refused, World
+from mooncake_scheduler.conductor.model import Ask, InstanceView, Placement, Refused, Stage, World
 from mooncake_scheduler.conductor.prediction import DecodeLoad, decode_at, decode_course, decode_now
 
 
@@ -43,6 +43,33 @@ class Admission:
             return None
         scene = Scene(ask, placement, world, self)
         return scene.prefill_refusal(share) or scene.decode_refusal(share)
+
+    def check_stage(self, stage: Stage, ask: Ask, placement: Placement, world: World) -> Refused | None:
+        """None when a stage may start now, else why not; the mode does not matter.
+
+        Prefill looks at the TTFT predicted at its start, decode at the time between tokens and the KV memory
+        with what decodes beside it (arXiv 2407.00079 §7.3's baseline). As in `judge`, neither refuses where
+        the instance is idle, nor on a prediction whose cost model is cold.
+
+        Args:
+            stage: Which one is about to start.
+            ask: The request.
+            placement: Where it runs.
+            world: What is known now, the request itself left out; decode looks at its own instance alone.
+        """
+        scene = Scene(ask, placement, world, self)
+        return scene.prefill_refusal(1.0) if stage is Stage.PREFILL else scene.decode_start_refusal()
+
+    def lost(self, reason: RefusalReason, ask: Ask, placement: Placement, world: World) -> Refused:
+        """The refusal of a request whose place others took between the decision and the reservation.
+
+        Args:
+            reason: The bound that did not hold any more.
+            ask: The request.
+            placement: What was decided.
+            world: What is known after it: Retry-After is when the load in it has fallen far enough.
+        """
+        return Scene(ask, placement, world, self).lost(reason)
 
     def limits(self, ask: Ask, placement: Placement, world: World) -> Limits:
         """What `Ledger.reserve` checks again, so that schedulers deciding at once cannot overrun the targets.
@@ -107,7 +134,31 @@ class Scene:
             load = view_of(self._placement.prefill, world.prefill).load
         return load.queued == 0 and load.queued_s <= 0
 
+    def _queue_now_s(self) -> float:
+        prefill = self._placement.prefill
+        load = self._decode_load() if prefill is None else view_of(prefill, self._world.prefill).load
+        return load.queued_s
+
+    def lost(self, reason: RefusalReason) -> Refused:
+        """A refusal for a bound that a reservation met."""
+        target_s = self._world.slo.ttft_s
+        if reason is RefusalReason.TTFT and target_s is not None:
+            queue_s = self._queue_now_s()
+            ttft_s = queue_s + self._placement.transfer_s + self._placement.prefill_s
+            wait_s = min(max(0.0, ttft_s - target_s), queue_s)
+        else:
+            wait_s = self._decode_wait_s(1.0)
+        return self._refused(reason, wait_s, self._placement.tbt_s)
+
     # Decode
+
+    def decode_start_refusal(self) -> Refused | None:
+        """A refusal of a decode that would start now, by what decodes at this moment."""
+        load = decode_now(self._decode_load())
+        reason = self._decode_reason(load, load.kv_tokens, 1.0)
+        if reason is None:
+            return None
+        return self._refused(reason, self._decode_wait_s(1.0), self._tbt_s(load))
 
     def decode_refusal(self, share: float) -> Refused | None:
         """A refusal for decode's TBT or KV memory, as seen by the mode; Retry-After from the buckets."""

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from copy import copy
 from dataclasses import replace
 
+from mooncake_core.config.scheduler import AdmissionMode
 from mooncake_core.ledger import Limits, RefusalReason, Reservation
 from mooncake_scheduler.conductor.admission import Admission
 from mooncake_scheduler.conductor.cost import CostFitting, CostModels
@@ -17,6 +18,7 @@ from mooncake_scheduler.conductor.model import (
     Policy,
     ProposingPolicy,
     Refused,
+    Stage,
     World,
 )
 from mooncake_scheduler.conductor.output import OutputPrediction
@@ -104,6 +106,23 @@ class Conductor:
         # A policy may count its calls (round robin): a copy of it is asked.
         seen = copy(self.policy).place(ask, replace(world, explain=True), _First())
         return replace(placement, considered=seen.considered, considered_decode=seen.considered_decode)
+
+    @property
+    def checks_stages(self) -> bool:
+        """Whether each stage has to be checked when it starts, because nothing is refused at arrival."""
+        return self.admission.mode is AdmissionMode.NONE
+
+    def check_stage(self, stage: Stage, ask: Ask, placement: Placement, world: World) -> Refused | None:
+        """Whether a stage may start now (`Admission.check_stage`); a refusal of decode wastes its prefill."""
+        return self.admission.check_stage(stage, ask, placement, world)
+
+    def lost(self, reason: RefusalReason, ask: Ask, placement: Placement, world: World) -> Refused:
+        """The refusal where a bound of `limits` did not hold any more (`Admission.lost`)."""
+        return self.admission.lost(reason, ask, placement, world)
+
+    def set_weights(self, weights: Mapping[str, float]) -> None:
+        """What each tenant is entitled to has changed; what they were given is remembered."""
+        self.fair_share.set_weights(weights)
 
     def limits(self, ask: Ask, placement: Placement, world: World) -> Limits:
         """The bounds with which `Ledger.reserve` checks the placement again, over all schedulers."""

@@ -23,12 +23,21 @@ class FairShare:
 
     def __init__(self, weights: Mapping[str, float] | None = None, half_life_s: float = HALF_LIFE_S) -> None:
         """Takes the weight of each tenant (1 where none is given), and how fast tokens are forgotten."""
-        for tenant, weight in (weights or {}).items():
-            if weight <= 0:
-                raise ValueError(f"tenant {tenant}: its weight has to be above 0, not {weight}")
-        self._weights = dict(weights or {})
+        self._weights: dict[str, float] = {}
+        self.set_weights(weights or {})
         self._rate = log(2) / half_life_s
         self._tokens: dict[str, tuple[float, float]] = {}
+
+    def set_weights(self, weights: Mapping[str, float]) -> None:
+        """Take other weights; the tokens given so far stay.
+
+        Raises:
+            ValueError: one is not above 0; then none is taken.
+        """
+        for tenant, weight in weights.items():
+            if weight <= 0:
+                raise ValueError(f"tenant {tenant}: its weight has to be above 0, not {weight}")
+        self._weights = dict(weights)
 
     def charge(self, tenant: str, tokens: int, now_s: float) -> None:
         """Count tokens that a tenant was given."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Protocol, runtime_checkable
 
 from mooncake_core.ledger import InstanceLoad, RefusalReason
@@ -82,12 +83,14 @@ class Considered:
 
 @dataclass(frozen=True, slots=True)
 class ConsideredDecode:
-    """A decode candidate as it was seen."""
+    """A decode candidate as it is predicted for the moment the request arrives there (now + TTFT)."""
 
     instance: str
     batch: int
+    """Requests decoding there by then, without this one."""
     kv_tokens: int
     tbt_s: float
+    """With this request in the batch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +114,13 @@ class Placement:
     """What the decode instance is predicted to carry at that moment, without this request."""
     considered: Sequence[Considered] = field(default=())
     considered_decode: Sequence[ConsideredDecode] = field(default=())
+
+
+class Stage(StrEnum):
+    """A stage that checks for itself when it starts, where nothing was decided at arrival (mode `none`)."""
+
+    PREFILL = "prefill"
+    DECODE = "decode"
 
 
 @dataclass(frozen=True, slots=True)

@@ -234,7 +234,9 @@ def compose(
         cost = world.cost
         seen = estimates or [estimate_local(ask, view, cost.of(view.instance)) for view in world.prefill]
         considered = [_considered(each) for each in seen]
-        considered_decode = [_considered_decode(ask, world, view) for view in world.decode]
+        considered_decode = [
+            _considered_decode(ask, world, view, world.now_s + prefill.ttft_s) for view in world.decode
+        ]
     return Placement(
         prefill=None if chosen is decode.instance or chosen.id == decode.instance.id else chosen,
         decode=decode.instance,
@@ -263,7 +265,6 @@ def _considered(estimate: PrefillEstimate) -> Considered:
     )
 
 
-def _considered_decode(ask: Ask, world: World, view: InstanceView) -> ConsideredDecode:
-    load = view.load
-    _, tbt_s = rank_decode(ask, view, world.cost.of(view.instance))
-    return ConsideredDecode(view.instance.id, load.batch + load.arriving, load.kv_tokens, tbt_s)
+def _considered_decode(ask: Ask, world: World, view: InstanceView, at_s: float) -> ConsideredDecode:
+    found = estimate_decode(ask, view, world.cost.of(view.instance), world.now_s, at_s)
+    return ConsideredDecode(view.instance.id, found.load.batch, found.load.kv_tokens, found.tbt_s)

@@ -6,10 +6,12 @@ ended by then, and remove those whose decode will have ended.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from mooncake_core.ledger import InstanceLoad
+from msgspec.structs import replace
+
+from mooncake_core.ledger import InstanceLoad, Reservation
 from mooncake_core.ledger.contract import BUCKET_S
 
 
@@ -56,6 +58,35 @@ def decode_at(load: InstanceLoad, now_s: float, at_s: float) -> DecodeLoad:
     return DecodeLoad(
         batch if batch > 0 else 0, kv_tokens if kv_tokens > 0 else 0, promised if promised > 0 else 0
     )
+
+
+def without_arriving(load: InstanceLoad, reservation: Reservation) -> InstanceLoad:
+    """A decode instance's load without one of those that have not reached decode.
+
+    Args:
+        load: With the request in it.
+        reservation: The request's, as it was reserved.
+    """
+    kv_tokens = reservation.kv_tokens
+    return replace(
+        load,
+        arriving=max(0, load.arriving - 1),
+        kv_tokens=max(0, load.kv_tokens - kv_tokens),
+        prefill_ends=_less(load.prefill_ends, int(reservation.prefill_end_s / BUCKET_S), kv_tokens),
+        decode_ends=_less(load.decode_ends, int(reservation.decode_end_s / BUCKET_S), kv_tokens),
+    )
+
+
+def _less(
+    ends: Sequence[tuple[int, int, int]], bucket: int, kv_tokens: int
+) -> Sequence[tuple[int, int, int]]:
+    left = []
+    for each, requests, tokens in ends:
+        if each != bucket:
+            left.append((each, requests, tokens))
+        elif requests > 1:
+            left.append((each, requests - 1, max(0, tokens - kv_tokens)))
+    return left
 
 
 def decode_course(load: InstanceLoad, now_s: float, from_s: float) -> Iterator[tuple[float, DecodeLoad]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from typing import TypeAlias
@@ -20,19 +21,19 @@ from mooncake_scheduler.conductor.model import (
     Placement,
     Refused,
     Slo,
+    Stage,
     World,
 )
 from mooncake_scheduler.conductor.placement import may_pair
+from mooncake_scheduler.conductor.prediction import without_arriving
 from mooncake_scheduler.conductor.targets import targets_of
 from mooncake_scheduler.gateway.decisions import Decision
 from mooncake_scheduler.gateway.engines import pairs
-from mooncake_scheduler.gateway.errors import no_instance, overloaded
+from mooncake_scheduler.gateway.errors import ErrorAnswer, no_instance, overloaded
 from mooncake_scheduler.gateway.roster import Roster, Team
+from mooncake_scheduler.metrics import GatewayMetrics
 
 ReserveLocally: TypeAlias = Callable[[Reservation, Limits, float], RefusalReason | None]
-RETRY_AFTER_S = 1.0
-"""Model seconds after which it is worth trying again when another scheduler took the last place."""
-
 _IDLE = InstanceLoad()
 _UNKNOWN = Depth(0, 0, 0)
 
@@ -47,6 +48,7 @@ class Placer:
         clock: model seconds.
         slo: the targets.
         reserve_locally: what `reserve` of a shared ledger is replaced by while that one is away.
+        metrics: counts what deciding and reserving take.
     """
 
     def __init__(
@@ -57,12 +59,14 @@ class Placer:
         clock: Clock,
         slo: SloConfig,
         reserve_locally: ReserveLocally | None = None,
+        metrics: GatewayMetrics | None = None,
     ) -> None:
         self.conductor = conductor
         self.roster = roster
         self.ledger = ledger
         self.clock = clock
         self._reserve_locally = reserve_locally
+        self._metrics = metrics or GatewayMetrics()
         self._models: dict[str, CostModel] = {}
         self._frozen_costs = CostModels()
         self._blanks: dict[str, InstanceView] = {}
@@ -97,18 +101,61 @@ class Placer:
         Raises:
             ErrorAnswer: 503 without an instance; 429 when it is refused.
         """
+        metrics = self._metrics
         for _ in range(2):
+            began_s = time.monotonic()
             decision, world = self._decide(ask, depths, whole=whole, excluded=excluded, degraded=degraded)
+            decided_s = time.monotonic()
+            metrics.decide_s.observe(decided_s - began_s)
             placement = self._admitted(decision, world, again=again)
+            if not again and self.conductor.checks_stages:
+                self._check_start(ask, placement, world)
             limits = Limits() if again else self.conductor.limits(ask, placement, world)
             reservation = self.conductor.reservation(ask, placement, world.now_s)
             reason = await self.reserve(reservation, limits, world.now_s)
+            metrics.reserve_s.observe(time.monotonic() - decided_s)
             if reason is None:
                 return placement, world
-            refused = Refused(reason, placement.ttft_s, placement.tbt_s, RETRY_AFTER_S, placement)
             # Another scheduler was quicker: look again, with the ledger as it is now.
             await self._refresh_ledger()
+        assert reason is not None
+        refused = self.conductor.lost(reason, ask, placement, self._scene(placement, world))
         raise overloaded(refused, world, self.clock.scale)
+
+    def check_decode(self, ask: Ask, placement: Placement, world: World) -> ErrorAnswer | None:
+        """Whether decode may start now that the prefill has ended, before the ledger is told of that.
+
+        Args:
+            ask: the request.
+            placement: where it runs.
+            world: what the placement was made in.
+
+        Returns:
+            429 when there is no room; None when it may start.
+        """
+        reservation = self.conductor.reservation(ask, placement, world.now_s)
+        scene = self._scene(placement, world, without=reservation)
+        refused = self.conductor.check_stage(Stage.DECODE, ask, placement, scene)
+        return None if refused is None else overloaded(refused, world, self.clock.scale)
+
+    def _check_start(self, ask: Ask, placement: Placement, world: World) -> None:
+        """Mode `none`: prefill looks for itself, and so does decode where one engine does it all."""
+        stages = [Stage.PREFILL] if placement.prefill is not None else [Stage.PREFILL, Stage.DECODE]
+        for stage in stages:
+            refused = self.conductor.check_stage(stage, ask, placement, world)
+            if refused is not None:
+                raise overloaded(refused, world, self.clock.scale)
+
+    def _scene(self, placement: Placement, world: World, without: Reservation | None = None) -> World:
+        """A placement's two instances as they are now, with the targets it was made for."""
+        now_s = self.clock.now_s()
+        views = []
+        for instance in (placement.prefill or placement.decode, placement.decode):
+            load = self.ledger.load(instance.id, now_s)
+            if without is not None and instance is placement.decode:
+                load = without_arriving(load, without)
+            views.append(InstanceView(instance, load))
+        return World(now_s, views[:1], views[1:], world.cost, world.slo)
 
     async def reserve(self, reservation: Reservation, limits: Limits, now_s: float) -> RefusalReason | None:
         """Reserve in the shared ledger, or in this process's own table while that one is away."""
