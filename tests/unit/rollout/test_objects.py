@@ -226,14 +226,11 @@ def test_who_may_speak_to_whom(cluster, source, target, port, expected):
 def test_schedulers_without_redis_are_told_of_old_and_new_instances_alike(cluster):
     scheduler = cluster.spec.scheduler.model_copy(update={"redis": None, "replicas": 1})
     alone = cluster.model_copy(update={"spec": cluster.spec.model_copy(update={"scheduler": scheduler})})
+    pool = "quickstart-prefill"
     pods = [
-        ObservedPod(
-            "quickstart-prefill-p-4", "a", "o", "quickstart-prefill", "quickstart-prefill-p-4", 0, "r2", "g2"
-        ),
-        ObservedPod(
-            "quickstart-prefill-p-1", "b", "o", "quickstart-prefill", "quickstart-prefill-p-1", 0, "r1", "g1"
-        ),
-        ObservedPod("stranger", "c", "", "quickstart-prefill", "stranger", 0, "r1", "g1"),
+        ObservedPod(f"{pool}-p-4", "a", "o", pool, f"{pool}-p-4", revision="r2", pairing="g2"),
+        ObservedPod(f"{pool}-p-1", "b", "o", pool, f"{pool}-p-1", revision="r1", pairing="g1"),
+        ObservedPod("stranger", "c", "", pool, "stranger", revision="r1", pairing="g1"),
     ]
     world = render(alone, ClusterNames(), present=present_instances(pods))
     (text,) = [m["data"]["instances.json"] for m in world.config_maps if "instances.json" in m["data"]]

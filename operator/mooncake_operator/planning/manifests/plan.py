@@ -95,7 +95,7 @@ class Plan:
     images: Images
     credentials: Credentials
     present: Mapping[str, Sequence[Present]] | None = None
-    """Engine instances that are there, by pool, for schedulers that read them from a file; None = all wanted."""
+    """Engine instances that are there, for schedulers that read them from a file; None = all wanted."""
 
     @property
     def name(self) -> str:
