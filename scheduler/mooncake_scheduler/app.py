@@ -181,6 +181,7 @@ class Scheduler:
         await services.residency.follow(
             [*(member.instance for member in roster.members.values()), *roster.stores.values()]
         )
+        services.engine_ids.keep([member.instance for member in roster.members.values()])
         for member in list(roster.members.values()):
             instance = member.instance
             if instance.connector != "MooncakeConnector" or instance.role is Role.DECODE:

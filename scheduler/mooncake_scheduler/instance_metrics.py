@@ -55,5 +55,5 @@ def instance_families(services: Services, *, degraded: bool) -> Iterable[Metric]
         [([], float(services.shared_index is not None and services.residency.mode == "local"))],
     )  # fmt: skip
     yield gauge("mooncake_degraded", "1 while something shared is away.", [], [([], float(degraded))])
-    for name, text, value in services.index_counts():
+    for name, text, value in services.counts():
         yield CounterMetricFamily(name, text, value=value)

@@ -94,6 +94,13 @@ class SchedulerConfig(ConfigDocument):
     max_body_bytes: int = Field(default=64 << 20, ge=1024)
     request_timeout_s: float = Field(default=900, gt=0)
     """Wall seconds a request may take in all."""
+    tokenise_timeout_s: float = Field(default=20, gt=0)
+    """Wall seconds from the request's last byte to its prompt's tokens. Above the 10 s after which an engine
+    that does not answer `/tokenize` is given up and the prompt is placed by its size."""
+    place_timeout_s: float = Field(default=10, gt=0)
+    """Wall seconds from the tokens to a reservation: index, decision, ledger."""
+    dispatch_timeout_s: float = Field(default=10, gt=0)
+    """Wall seconds from the reservation until the first engine is sent the request."""
     prefill_timeout_s: float = Field(default=300, gt=0)
     first_token_timeout_s: float = Field(default=60, gt=0)
     """Wall seconds from hand-over to the first token of decode."""

@@ -17,7 +17,7 @@ from mooncake_core.registry import Instance
 from mooncake_scheduler.conductor.model import Placement
 from mooncake_scheduler.gateway import engines
 from mooncake_scheduler.gateway.answers import usage_of, with_cached_tokens, without_kv_params
-from mooncake_scheduler.gateway.errors import upstream_failed
+from mooncake_scheduler.gateway.errors import ErrorAnswer, upstream_failed
 from mooncake_scheduler.gateway.flow import ClientLeftError, DeadlineError
 from mooncake_scheduler.gateway.http1.heads import JSON, header
 from mooncake_scheduler.gateway.job import Job
@@ -71,12 +71,16 @@ class Attempt:
         self._job = job
         self._placement = placement
         self._leg: Leg | None = None
+        self._refused: ErrorAnswer | None = None
+        self.unwanted: Staged | None = None
+        """KV that nobody will decode: its prefill instance holds it until somebody takes it (`discard`)."""
 
     async def carry_out(self) -> Failure | None:
         """Serve the job; None when its answer has ended.
 
         Raises:
             ClientLeftError: the client left; the engines were told.
+            ErrorAnswer: 429, decode has no room (mode `none`); 503, the instance left. `unwanted` may be set.
         """
         placement = self._placement
         members = self._services.roster.members
@@ -90,6 +94,7 @@ class Attempt:
             staged = await self._prefill(prefill)
             if isinstance(staged, Failure):
                 return staged
+            self._check_decode(staged)
             if not staged.answer.by_length:
                 # Ended in another way its KV may be gone already: decode computes the prompt itself.
                 return await self._whole(decode)
@@ -123,6 +128,39 @@ class Attempt:
         leg, self._leg = self._leg, None
         if leg is not None and not leg.done:
             leg.abort()
+
+    async def discard(self, staged: Staged) -> None:
+        """Let a decode instance take KV that nobody wants: nothing else frees it at the prefill instance.
+
+        Decode is sent for one token and its answer is dropped (routers.md §4, entry 1).
+        """
+        job, services = self._job, self._services
+        member = services.roster.members.get(self._placement.decode.id)
+        if member is None:
+            return
+        body = engines.release_body(
+            job.wish.body,
+            staged.member.instance,
+            staged.transfer_id,
+            staged.engine_id,
+            staged.answer,
+            job.put,
+        )
+        leg = Leg(job.flow)
+        try:
+            await self._gather(leg, member, self._headers(), body, services.config.first_token_timeout_s)
+        finally:
+            self.abort()
+
+    def _check_decode(self, staged: Staged) -> None:
+        """Mode `none`: decode looks for itself when the prefill has ended; told so by `_prefill`."""
+        refused, self._refused = self._refused, None
+        if refused is None:
+            return
+        self._services.metrics.wasted_prefill()
+        if staged.answer.by_length:
+            self.unwanted = staged
+        raise refused
 
     # -- prefill
 
@@ -159,16 +197,42 @@ class Attempt:
         services.roster.served(member)
         if mooncake:
             # It may have restarted before this leg reached it: its id is then another one.
-            asked = await self._engine_id(member, rank)
+            try:
+                asked = await self._engine_id(member, rank)
+            except ClientLeftError:
+                await self._discard_left(member, transfer_id, rank, answer)
+                raise
             if isinstance(asked, Failure):
                 return asked
             engine_id = asked[1]
+        self._refused = self._refusal()
         services.ledger.prefill_finished(job.ask.id, services.clock.now_s())
         job.prefill_done = True
         services.accounting.prefilled(job, member, self._placement, answer, time.monotonic() - started_s)
         if instance.store:
             await services.residency.holds(instance.store, job.keys, Tier.DRAM)
         return Staged(member, transfer_id, engine_id, answer)
+
+    async def _discard_left(
+        self, member: Member, transfer_id: str, rank: int, answer: engines.PrefillAnswer
+    ) -> None:
+        """The client left between the legs: the KV is staged, and its engine's id is not known yet."""
+        if not answer.by_length:
+            return
+        try:
+            asked = await self._engine_id(member, rank)
+            if not isinstance(asked, Failure):
+                await self.discard(Staged(member, transfer_id, asked[1], answer))
+        except DeadlineError:
+            return
+
+    def _refusal(self) -> ErrorAnswer | None:
+        """What decode says to a request that is about to reach it, where it has to look for itself."""
+        job, placer = self._job, self._services.placer
+        world = job.decision.world
+        if world is None or job.decision.attempts > 1 or not placer.conductor.checks_stages:
+            return None
+        return placer.check_decode(job.ask, self._placement, world)
 
     async def _engine_id(self, member: Member, rank: int | None = None) -> tuple[int, str] | Failure:
         """A rank of a prefill engine, with its engine id as of now."""

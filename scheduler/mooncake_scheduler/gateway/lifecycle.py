@@ -31,11 +31,11 @@ _NEXT: Final[dict[Phase, frozenset[Phase]]] = {
     Phase.PLACED: frozenset({Phase.RESERVED, Phase.DONE}),
     Phase.RESERVED: frozenset({Phase.PREFILLING, Phase.HANDED_OVER, Phase.TOKENISED, Phase.DONE}),
     Phase.PREFILLING: frozenset({Phase.HANDED_OVER, Phase.TOKENISED, Phase.DONE}),
-    Phase.HANDED_OVER: frozenset({Phase.DECODING, Phase.TOKENISED, Phase.DONE}),
+    Phase.HANDED_OVER: frozenset({Phase.HANDED_OVER, Phase.DECODING, Phase.TOKENISED, Phase.DONE}),
     Phase.DECODING: frozenset({Phase.DONE}),
     Phase.DONE: frozenset(),
 }
-"""Back to tokenised = placed anew, after a setback."""
+"""Back to tokenised = placed anew, after a setback; from handed over to the same = to another decode."""
 
 
 def may_follow(now: Phase, following: Phase) -> bool:

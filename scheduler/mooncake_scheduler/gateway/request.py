@@ -13,10 +13,10 @@ import structlog
 
 from mooncake_core.ledger import Limits, Reservation
 from mooncake_scheduler.conductor.model import Ask
-from mooncake_scheduler.gateway.attempt import Attempt, Failure
+from mooncake_scheduler.gateway.attempt import Attempt, Failure, Staged
 from mooncake_scheduler.gateway.body import Prompt
 from mooncake_scheduler.gateway.errors import ErrorAnswer, upstream_failed
-from mooncake_scheduler.gateway.flow import ClientLeftError, DeadlineError
+from mooncake_scheduler.gateway.flow import ClientLeftError, DeadlineError, Interruption
 from mooncake_scheduler.gateway.http1.heads import JSON
 from mooncake_scheduler.gateway.job import Job, read_wish
 from mooncake_scheduler.gateway.lifecycle import Phase, Remedy, Setback, remedy
@@ -67,7 +67,7 @@ class Request:
 
     async def _serve(self) -> None:
         job, services = self._job, self._services
-        job.limit()
+        job.limit(services.config.tokenise_timeout_s)
         job.wish = read_wish(job.exchange.body, chat=job.exchange.path.endswith(b"/chat/completions"))
         began_s = time.monotonic()
         prefix = await self._tokenise()
@@ -80,6 +80,7 @@ class Request:
         output = services.placer.conductor.expected_output_tokens(tenant, prefix.tokens, job.wish.max_tokens)
         job.ask = Ask(job.engine_id, prefix.tokens, output, tenant, job.caller.priority)
         job.decision.ask = job.ask
+        job.limit(services.config.place_timeout_s)
         match_from_s = time.monotonic()
         job.depths = await services.residency.match(prefix.keys)
         services.metrics.match_s.observe(time.monotonic() - match_from_s)
@@ -106,7 +107,14 @@ class Request:
         job, services = self._job, self._services
         assert job.placement is not None
         attempt = Attempt(services, job, job.placement)
-        failure = await attempt.carry_out()
+        try:
+            failure = await attempt.carry_out()
+        except ErrorAnswer as answer:
+            if attempt.unwanted is not None:
+                await self._refuse_after_prefill(answer, attempt, attempt.unwanted)
+                return None
+            self._note_refusal(answer)
+            raise
         while failure is not None:
             match self._remedy(failure, excluded):
                 case Remedy.END_STREAM:
@@ -130,6 +138,7 @@ class Request:
 
     async def _place(self, excluded: set[str], before: Failure | None) -> None:
         job, services = self._job, self._services
+        job.limit(services.config.place_timeout_s)
         # A reservation whose answer nobody sees would never be released.
         job.flow.shielded = True
         try:
@@ -144,16 +153,15 @@ class Request:
         except ErrorAnswer as answer:
             if before is not None:
                 raise answer_to(before, services.roster) from None
-            services.metrics.refused(answer.code or "")
-            if answer.refused is not None:
-                job.decision.refused = answer.refused.reason
-                job.decision.placement = answer.refused.placement
-                job.decision.world = answer.world
+            if answer.refused is None:
+                services.metrics.refused(answer.code or "")
+            self._note_refusal(answer)
             raise
         finally:
             job.flow.shielded = False
         job.enter(Phase.PLACED)
         job.enter(Phase.RESERVED)
+        job.limit(services.config.dispatch_timeout_s)
         job.reserved = job.ask.id
         job.prefill_done = False
         job.prefilled_s = 0.0
@@ -166,6 +174,25 @@ class Request:
             services.metrics.admitted()
             services.metrics.overhead(time.monotonic() - job.received_s)
             services.placer.conductor.observe_admitted(job.ask, world.now_s)
+
+    def _note_refusal(self, answer: ErrorAnswer) -> None:
+        if answer.refused is None:
+            return
+        self._services.metrics.refused(answer.code or "")
+        decision = self._job.decision
+        decision.refused = answer.refused.reason
+        decision.placement = answer.refused.placement
+        decision.world = answer.world
+
+    async def _refuse_after_prefill(self, answer: ErrorAnswer, attempt: Attempt, staged: Staged) -> None:
+        """Decode has no room: the client hears so at once, then the KV staged for it is freed."""
+        self._note_refusal(answer)
+        self._say(answer)
+        self._release()
+        try:
+            await attempt.discard(staged)
+        except Interruption:
+            return
 
     def _remedy(self, failure: Failure, excluded: set[str]) -> Remedy:
         job, services = self._job, self._services
@@ -191,6 +218,7 @@ class Request:
         decode = services.placer.another_decode(failure.staged.member.instance, excluded)
         if decode is None:
             return None
+        job.limit(services.config.dispatch_timeout_s)
         self._release()
         job.ask = dataclasses.replace(job.ask, id=self._next_id())
         now_s = services.clock.now_s()
@@ -206,14 +234,17 @@ class Request:
             job.reserved = ask.id
         finally:
             job.flow.shielded = False
+        member = services.roster.members.get(decode.id)
+        if member is None:
+            # It left while the place was taken.
+            return None
         services.ledger.prefill_finished(ask.id, now_s)
         job.prefill_done = True
         job.placement = job.decision.placement = placement
         job.decision.attempts += 1
-        job.phase = Phase.PREFILLING
         attempt = Attempt(services, job, placement)
         try:
-            return _Again(await attempt.decode(services.roster.members[decode.id], failure.staged))
+            return _Again(await attempt.decode(member, failure.staged))
         finally:
             attempt.abort()
 

@@ -39,12 +39,22 @@ class Services:
     ids: RequestIds = field(default_factory=RequestIds)
     shared_index: RedisIndex | None = None
 
-    def index_counts(self) -> list[tuple[str, str, int]]:
-        """What the index in use has counted: metric name, text, value."""
+    def counts(self) -> list[tuple[str, str, int]]:
+        """What the index in use and the tokenising have counted: metric name, text, value."""
         index = self.shared_index or self.residency.local_index
         stats = index.stats
+        conversations = self.tokens.conversations
         return [
+            ("mooncake_index_matches", "Prompts looked up.", stats.matches),
+            ("mooncake_index_failures", "Matches the shared index was late or away for.",
+             self.residency.failures if isinstance(self.residency, SharedResidency) else 0),
+            ("mooncake_token_estimates", "Prompts placed by their size: nobody could tokenise them.",
+             self.tokens.estimates),
+            ("mooncake_conversation_hits", "Chats of which an earlier turn was tokenised already.",
+             0 if conversations is None else conversations.hits),
+            ("mooncake_conversation_misses", "Chats tokenised from their start.",
+             0 if conversations is None else conversations.misses),
             ("mooncake_index_probes", "Blocks looked at by matches.", stats.looks),
             ("mooncake_index_holes", "Matches that met a hole in a holder's prefix.", stats.holes),
             ("mooncake_index_overflows", "Matches that met a block with too many holders.", stats.overflows),
-        ]
+        ]  # fmt: skip

@@ -8,6 +8,7 @@ from mooncake_scheduler.gateway.engines.vllm import (
     pairs,
     prefill_body,
     read_prefill_answer,
+    release_body,
     whole_body,
 )
 
@@ -19,5 +20,6 @@ __all__ = [
     "pairs",
     "prefill_body",
     "read_prefill_answer",
+    "release_body",
     "whole_body",
 ]

@@ -8,6 +8,7 @@ seen, and never once all connections to the engine were closed and opened anew.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Collection
 from typing import NamedTuple
 
 import msgspec
@@ -69,6 +70,15 @@ class EngineIds:
     def forget(self, instance_id: str) -> None:
         """A failure makes the id doubtful: ask again before the next hand-over."""
         self._known.pop(instance_id, None)
+
+    def keep(self, present: Collection[Instance]) -> None:
+        """Forget the instances that are not among these, and close what is open to their servers."""
+        ids = {instance.id for instance in present}
+        urls = {instance.bootstrap_url for instance in present}
+        for gone in self._known.keys() - ids:
+            del self._known[gone]
+        for url in self._servers.keys() - urls:
+            self._servers.pop(url).retire()
 
     def asking(self, instance: Instance, generation: int) -> asyncio.Future[tuple[Rank, ...]]:
         """Ask the bootstrap server; several requests that need it share one question.

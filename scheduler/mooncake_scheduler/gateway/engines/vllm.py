@@ -117,6 +117,29 @@ def prefill_body(body: Body, connector: str, transfer_id: str, put: Mapping[str,
     return body.rewritten(_PREFILL_DROPS, fields)
 
 
+def release_body(
+    body: Body,
+    prefill: Instance,
+    transfer_id: str,
+    engine_id: str,
+    answer: PrefillAnswer,
+    put: Mapping[str, bytes],
+) -> bytes:
+    """Body of a leg that only takes the KV staged by `prefill`, so that it is freed there.
+
+    Args: as for `decode_body`. One token is the least an engine computes.
+    """
+    fields = {
+        **put,
+        "max_tokens": b"1",
+        "stream": b"false",
+        KV_PARAMS: _take_params(prefill, transfer_id, engine_id, answer),
+    }
+    if "max_completion_tokens" in body.fields:
+        fields["max_completion_tokens"] = b"1"
+    return body.rewritten(_PREFILL_DROPS, fields)
+
+
 def decode_body(
     body: Body,
     prefill: Instance,
@@ -135,19 +158,21 @@ def decode_body(
         answer: of the prefill leg; NIXL's parameters go on unchanged.
         put: as for the prefill leg.
     """
-    if prefill.connector == "MooncakeConnector":
-        params = msgspec.json.encode(
-            {
-                "do_remote_decode": False,
-                "do_remote_prefill": True,
-                "remote_bootstrap_addr": prefill.bootstrap_url,
-                "remote_engine_id": engine_id,
-                "transfer_id": transfer_id,
-            }
-        )
-    else:
-        params = answer.kv_transfer_params
-    return body.extended({**put, KV_PARAMS: params})
+    return body.extended({**put, KV_PARAMS: _take_params(prefill, transfer_id, engine_id, answer)})
+
+
+def _take_params(prefill: Instance, transfer_id: str, engine_id: str, answer: PrefillAnswer) -> bytes:
+    if prefill.connector != "MooncakeConnector":
+        return answer.kv_transfer_params
+    return msgspec.json.encode(
+        {
+            "do_remote_decode": False,
+            "do_remote_prefill": True,
+            "remote_bootstrap_addr": prefill.bootstrap_url,
+            "remote_engine_id": engine_id,
+            "transfer_id": transfer_id,
+        }
+    )
 
 
 def whole_body(body: Body, put: Mapping[str, bytes]) -> bytes:

@@ -9,7 +9,7 @@ import msgspec
 
 from mooncake_scheduler.gateway.http1 import Upstream
 from mooncake_scheduler.gateway.tokens.folder import ModelFolder, TemplateFailedError
-from mooncake_scheduler.gateway.tokens.remote import tokenize
+from mooncake_scheduler.gateway.tokens.remote import TokenizeRefusedError, tokenize
 
 _WEATHER: Final[dict[str, Any]] = {
     "type": "function",
@@ -50,11 +50,11 @@ async def mismatch(folder: ModelFolder, upstream: Upstream, model: str) -> str:
         fields = {key: msgspec.json.encode(value) for key, value in (chat | {"model": model}).items()}
         try:
             theirs = list(await tokenize(upstream, fields))
-        except ConnectionError as error:
-            if "status 4" not in str(error):
-                raise
-            if "status 404" in str(error):
+        except TokenizeRefusedError as refused:
+            if refused.status == 404:
                 return ""
+            if not 400 <= refused.status < 500:
+                raise
             theirs = None
         try:
             ours = await asyncio.to_thread(_ours, folder, chat)

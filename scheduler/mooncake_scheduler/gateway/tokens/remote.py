@@ -24,6 +24,19 @@ class _Answer(msgspec.Struct):
 _ANSWER = msgspec.json.Decoder(_Answer)
 
 
+class TokenizeRefusedError(ConnectionError):
+    """An engine answered `/tokenize` with something else than tokens.
+
+    Args:
+        url: of the engine.
+        status: HTTP status of its answer.
+    """
+
+    def __init__(self, url: str, status: int) -> None:
+        super().__init__(f"{url}/tokenize: status {status}")
+        self.status = status
+
+
 async def tokenize(upstream: Upstream, fields: Mapping[str, bytes | msgspec.Raw]) -> array[int]:
     """Ask an engine for the ids of a prompt or chat.
 
@@ -32,13 +45,14 @@ async def tokenize(upstream: Upstream, fields: Mapping[str, bytes | msgspec.Raw]
         fields: of the request, encoded; those that `/tokenize` knows are sent.
 
     Raises:
-        ConnectionError: it does not answer, does not offer it, or refuses.
+        TokenizeRefusedError: it does not offer it, or refuses.
+        ConnectionError: it does not answer.
     """
     sent = {name: fields[name] for name in ("model", "prompt", *_PASSED) if name in fields}
     body = msgspec.json.encode({name: msgspec.Raw(bytes(value)) for name, value in sent.items()})
     status, answer = await fetch(upstream, b"POST", b"/tokenize", body=body, timeout_s=TIMEOUT_S)
     if status != 200:
-        raise ConnectionError(f"{upstream.url}/tokenize: status {status}")
+        raise TokenizeRefusedError(upstream.url, status)
     try:
         return array("I", _ANSWER.decode(answer).tokens)
     except (msgspec.DecodeError, OverflowError) as error:
