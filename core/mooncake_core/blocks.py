@@ -17,7 +17,7 @@ from __future__ import annotations
 import sys
 from array import array
 from collections.abc import Sequence
-from struct import Struct
+from struct import Struct, iter_unpack
 from typing import Final, TypeAlias
 
 from xxhash import xxh3_64_intdigest
@@ -83,10 +83,9 @@ def local_hashes(tokens: Tokens, block_size_tokens: int, seed: int = CHAIN_SEED)
         raise ValueError(f"block size {block_size_tokens}: expected at least 1 token")
     packed = pack_tokens(tokens)
     size = block_size_tokens * _TOKEN_BYTES
-    return [
-        xxh3_64_intdigest(packed[start : start + size], seed)
-        for start in range(0, len(packed) - size + 1, size)
-    ]
+    whole = packed[: len(packed) - len(packed) % size]
+    digest = xxh3_64_intdigest
+    return [digest(block, seed) for (block,) in iter_unpack(f"{size}s", whole)]
 
 
 def chain(parent_key: int | None, locals_: Sequence[int]) -> array[int]:
@@ -96,13 +95,13 @@ def chain(parent_key: int | None, locals_: Sequence[int]) -> array[int]:
         parent_key: the key of the block before the first one, None at the start of a prompt.
         locals_: local hash of each block.
     """
-    keys = array("Q")
-    pack, digest, append = _PAIR.pack, xxh3_64_intdigest, keys.append
-    key = parent_key
-    for local in locals_:
-        key = local if key is None else digest(pack(key, local), CHAIN_SEED)
-        append(key)
-    return keys
+    if not locals_:
+        return array("Q")
+    pack, digest = _PAIR.pack, xxh3_64_intdigest
+    key, rest = (locals_[0], locals_[1:]) if parent_key is None else (parent_key, locals_)
+    keys = [key] if parent_key is None else []
+    keys += [key := digest(pack(key, local), CHAIN_SEED) for local in rest]
+    return array("Q", keys)
 
 
 def extend_keys(

@@ -105,6 +105,8 @@ class RespClient:
     def send_nowait(self, *args: Argument) -> None:
         """Send a command and forget it: its reply is dropped, an error only counted (`posted_errors`).
 
+        It leaves with the next call, or by itself within a few milliseconds (`POSTED_WITHIN_S`).
+
         Raises:
             ConnectionError: not connected; nothing was sent.
         """
@@ -123,7 +125,9 @@ class RespClient:
         Raises: as `call`.
         """
         try:
-            return await self.call(b"EVALSHA", script.sha, len(keys), *keys, *args, timeout_s=timeout_s)
+            return await self._live().request_one(
+                (b"EVALSHA", script.sha, len(keys), *keys, *args), timeout_s or self._timeout_s
+            )
         except ReplyError as error:
             if error.code != "NOSCRIPT":
                 raise

@@ -19,6 +19,8 @@ _UNAVAILABLE_CODES = frozenset(
 _NOT_YET = object()
 _MAX_PENDING = 1 << 16
 _MAX_UNSENT_BYTES = 32 << 20
+POSTED_WITHIN_S = 0.005
+"""Wall seconds that a posted command may wait for another one with which it can leave."""
 
 
 # hiredis' stub declares a tuple of exactly one.
@@ -51,14 +53,14 @@ def _error(text: str) -> ReplyError:
 
 
 class _Waiter:
-    """Who waits for the next `remaining` replies; without a future nobody does."""
+    """Who waits for the next reply, or for a list of the next `many`; without a future nobody does."""
 
-    __slots__ = ("deadline_s", "future", "remaining", "replies")
+    __slots__ = ("deadline_s", "future", "many", "replies")
 
     def __init__(self, future: asyncio.Future[Reply] | None, deadline_s: float, many: int = 0) -> None:
         self.future = future
         self.deadline_s = deadline_s
-        self.remaining = many or 1
+        self.many = many
         self.replies: list[Reply] | None = [] if many else None
 
 
@@ -67,6 +69,9 @@ class Connection(asyncio.Protocol):
 
     Deadlines cost no timer a call: one timer stands at the earliest deadline known and looks again when it
     fires, which under load is once per budget, not once per call.
+
+    What is posted leaves with the next command, so that neither its sending nor its reply costs a wake-up of
+    the process; where none comes it leaves by itself after `POSTED_WITHIN_S`. The order of commands is kept.
     """
 
     def __init__(
@@ -82,7 +87,8 @@ class Connection(asyncio.Protocol):
         self._reader = hiredis.Reader(replyError=_error, notEnoughData=_NOT_YET)
         self._waiters: deque[_Waiter] = deque()
         self._transport: asyncio.Transport | None = None
-        self._unsent: list[bytes] = []
+        self._posted: list[bytes] = []
+        self._posting: asyncio.Handle | None = None
         self._full = False
         self._timer: asyncio.Handle | None = None
         self._timer_at_s = 0.0
@@ -98,18 +104,25 @@ class Connection(asyncio.Protocol):
     def request(self, commands: Sequence[Sequence[Argument]], timeout_s: float) -> asyncio.Future[Reply]:
         """Send commands in one write; the future gets the list of replies, or the first error among them."""
         waiter = _Waiter(self._loop.create_future(), self._loop.time() + timeout_s, many=len(commands))
-        self._send(b"".join([_pack(tuple(command)) for command in commands]), waiter)
+        self._expect(waiter)
+        self._write(b"".join([_pack(tuple(command)) for command in commands]))
         return cast("asyncio.Future[Reply]", waiter.future)
 
     def request_one(self, command: tuple[Argument, ...], timeout_s: float) -> asyncio.Future[Reply]:
         """Send one command; the future gets its reply."""
-        future: asyncio.Future[Reply] = self._loop.create_future()
-        self._send(_pack(command), _Waiter(future, self._loop.time() + timeout_s))
+        loop = self._loop
+        future: asyncio.Future[Reply] = loop.create_future()
+        self._expect(_Waiter(future, loop.time() + timeout_s))
+        self._write(_pack(command))
         return future
 
     def post(self, command: tuple[Argument, ...], timeout_s: float) -> None:
-        """Send one command whose reply interests nobody; an error is told to `on_error`."""
-        self._send(_pack(command), _Waiter(None, self._loop.time() + timeout_s))
+        """Send one command soon whose reply interests nobody; an error is told to `on_error`."""
+        # Its time begins when it leaves at the latest.
+        self._expect(_Waiter(None, self._loop.time() + POSTED_WITHIN_S + timeout_s))
+        self._posted.append(_pack(command))
+        if self._posting is None:
+            self._posting = self._loop.call_later(POSTED_WITHIN_S, self._send_posted)
 
     def abort(self, reason: Exception | None = None) -> None:
         """Drop the connection now; whoever waits gets ConnectionError."""
@@ -117,31 +130,45 @@ class Connection(asyncio.Protocol):
         if self._transport is not None:
             self._transport.abort()
 
-    def _send(self, payload: bytes, waiter: _Waiter) -> None:
+    def _expect(self, waiter: _Waiter) -> None:
         transport = self._transport
         if transport is None or transport.is_closing():
             raise ConnectionError("the connection to Redis is lost")
         if self._full or len(self._waiters) >= _MAX_PENDING:
             raise ConnectionError("Redis does not keep up: too much is waiting for it")
-        if not self._unsent:
-            self._loop.call_soon(self._flush)
-        self._unsent.append(payload)
         self._waiters.append(waiter)
         if self._timer is None or waiter.deadline_s < self._timer_at_s:
             self._arm(waiter.deadline_s)
 
-    def _flush(self) -> None:
-        # All that was asked for in one turn of the loop leaves in one system call.
-        if self._transport is not None and self._unsent:
-            self._transport.write(b"".join(self._unsent) if len(self._unsent) > 1 else self._unsent[0])
-        self._unsent.clear()
+    def _write(self, payload: bytes) -> None:
+        if self._posted:
+            payload = b"".join([*self._posted, payload])
+            self._posted.clear()
+        # uvloop gathers what is written in one turn of the loop into one system call.
+        cast("asyncio.Transport", self._transport).write(payload)
+
+    def _send_posted(self) -> None:
+        self._posting = None
+        if self._posted:
+            self._write(b"")
 
     def _arm(self, when_s: float) -> None:
         if self._timer is not None:
             self._timer.cancel()
         # uvloop gives back no TimerHandle for a time that is (nearly) past, so the time is kept here.
         self._timer_at_s = when_s
-        self._timer = self._loop.call_at(when_s, self._expire)
+        self._timer = self._loop.call_at(when_s, self._overdue)
+
+    def _overdue(self) -> None:
+        # A late loop is no late Redis: replies that lie in the socket are read before any call is failed.
+        # uvloop runs timers and `call_soon` before it reads sockets, so the second hop is behind a reading.
+        if self._waiters:
+            self._timer = self._loop.call_soon(self._look_again)
+        else:
+            self._timer = None
+
+    def _look_again(self) -> None:
+        self._timer = self._loop.call_soon(self._expire)
 
     def _expire(self) -> None:
         self._timer = None
@@ -179,20 +206,18 @@ class Connection(asyncio.Protocol):
             reader.feed(data)
             while (reply := reader.gets()) is not _NOT_YET:
                 waiter = waiters[0]
-                waiter.remaining -= 1
-                if waiter.replies is not None:
-                    waiter.replies.append(reply)
-                if not waiter.remaining:
-                    waiters.popleft()
-                    self._answer(waiter, reply)
+                replies = waiter.replies
+                if replies is not None:
+                    replies.append(reply)
+                    if len(replies) < waiter.many:
+                        continue
+                    reply = next((each for each in replies if isinstance(each, ReplyError)), replies)
+                waiters.popleft()
+                self._answer(waiter.future, reply)
         except (hiredis.ProtocolError, IndexError) as error:
             self.abort(ConnectionError(f"what answers is no Redis, or spoke out of turn: {error}"))
 
-    def _answer(self, waiter: _Waiter, reply: Reply) -> None:
-        future = waiter.future
-        if waiter.replies is not None:
-            errors = [r for r in waiter.replies if isinstance(r, ReplyError)]
-            reply = errors[0] if errors else waiter.replies
+    def _answer(self, future: asyncio.Future[Reply] | None, reply: Reply) -> None:
         if future is None:
             if isinstance(reply, ReplyError):
                 self._on_error(reply)
@@ -204,10 +229,11 @@ class Connection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
-        self._unsent.clear()
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        self._posted.clear()
+        for handle in (self._timer, self._posting):
+            if handle is not None:
+                handle.cancel()
+        self._timer = self._posting = None
         reason = self._reason or exc
         waiters, self._waiters = self._waiters, deque()
         for waiter in waiters:

@@ -24,9 +24,9 @@ class _Dispatch(NamedTuple):
     keys: Sequence[int]
 
 
-def common_blocks(one: Sequence[int], other: Sequence[int]) -> int:
-    """Blocks that two prompts share, by their chained keys."""
-    low, high = 0, min(len(one), len(other))
+def common_blocks(one: Sequence[int], other: Sequence[int], known: int = 0) -> int:
+    """Blocks that two prompts share, by their chained keys; the first `known` are the same for sure."""
+    low, high = known, min(len(one), len(other))
     while low < high:
         middle = (low + high) // 2
         if one[middle] == other[middle]:
@@ -65,13 +65,15 @@ class RecentDispatches:
         if alike is None:
             return found
         merged = dict(found)
+        length = len(keys)
         for until_s, instance, held in alike:
-            if until_s < now_s:
-                continue
             depth = merged.get(instance, _NOTHING)
-            blocks = common_blocks(keys, held)
-            if blocks > depth.hbm:
-                merged[instance] = Depth(blocks, max(blocks, depth.dram), max(blocks, depth.ssd))
+            known = depth.hbm
+            # One look tells whether this one goes deeper: the key after the known ones stands for them all.
+            if until_s < now_s or known >= length or known >= len(held) or held[known] != keys[known]:
+                continue
+            blocks = common_blocks(keys, held, known + 1)
+            merged[instance] = Depth(blocks, max(blocks, depth.dram), max(blocks, depth.ssd))
         return merged
 
     def forget(self, instance: str) -> None:

@@ -1,5 +1,7 @@
 import asyncio
-from collections.abc import AsyncIterator
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine
+from typing import Any
 
 import pytest
 import uvloop
@@ -207,12 +209,46 @@ def test_deadlines_that_are_past_when_they_are_set_harm_no_other_call(redis_serv
         client = RespClient(redis_server.url)
         await client.connect()
         results = await asyncio.gather(
-            client.call(b"ECHO", b"late", timeout_s=-1.0),
+            client.call(b"BLPOP", b"nothing", b"0.2", timeout_s=-1.0),
             client.call(b"ECHO", b"well"),
             return_exceptions=True,
         )
+        await client.close()
         assert isinstance(results[0], DeadlineError)
         assert results[1] == b"well"
-        await client.close()
 
     uvloop.run(call_in_a_hurry())
+
+
+@pytest.mark.parametrize("run", [uvloop.run, asyncio.run])
+def test_a_late_loop_reads_what_has_come_before_it_fails_a_call(
+    redis_server: RedisServer, run: Callable[[Coroutine[Any, Any, None]], None]
+) -> None:
+    async def be_late() -> None:
+        client = RespClient(redis_server.url)
+        await client.connect()
+        calls = [asyncio.ensure_future(client.call(b"ECHO", b"%d" % n, timeout_s=0.05)) for n in range(3)]
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        time.sleep(0.2)  # noqa: ASYNC251 - the loop is kept from its work on purpose
+        results = await asyncio.gather(*calls, return_exceptions=True)
+        await client.close()
+        assert results == [b"0", b"1", b"2"]
+
+    run(be_late())
+
+
+async def test_what_is_posted_leaves_with_the_next_call_in_order_or_by_itself(
+    redis_server: RedisServer,
+) -> None:
+    client, other = RespClient(redis_server.url), RespClient(redis_server.url)
+    await client.connect()
+    await other.connect()
+    client.send_nowait(b"SET", b"posted", b"1")
+    assert await client.call(b"GET", b"posted") == b"1"
+    client.send_nowait(b"SET", b"posted", b"2")
+    async with asyncio.timeout(2):
+        while await other.call(b"GET", b"posted") != b"2":
+            await asyncio.sleep(0.002)
+    await client.close()
+    await other.close()
