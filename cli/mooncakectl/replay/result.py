@@ -8,6 +8,7 @@ from pathlib import Path
 
 import msgspec
 
+from mooncake_core.percentiles import percentile
 from mooncakectl.replay.outcome import Outcome, OutcomeKind
 
 
@@ -158,7 +159,9 @@ def _percentiles(values_s: Iterable[float | None], time_scale: float) -> Percent
     if not ordered:
         return Percentiles()
 
-    def at(share: float) -> float:
-        return ordered[min(len(ordered) - 1, int(len(ordered) * share))]
-
-    return Percentiles(mean_s=sum(ordered) / len(ordered), p50_s=at(0.5), p90_s=at(0.9), p99_s=at(0.99))
+    return Percentiles(
+        mean_s=sum(ordered) / len(ordered),
+        p50_s=percentile(ordered, 0.5),
+        p90_s=percentile(ordered, 0.9),
+        p99_s=percentile(ordered, 0.99),
+    )

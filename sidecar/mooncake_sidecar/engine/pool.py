@@ -23,6 +23,7 @@ import structlog
 from mooncake_core.index import Change, PrefixIndex, Removed, Source, Stored, Tier
 from mooncake_core.registry import EngineKind, Instance, Registry, Role, StaleEpochError
 from mooncake_core.resp import RespClient
+from mooncake_core.store_keys import store_key
 from mooncake_sidecar.engine.mirror import Shared
 from mooncake_sidecar.engine.residency import Residency
 
@@ -45,7 +46,7 @@ class Pool:
 
     Args:
         record: the pool's registration, as this sidecar would write it; its URL is the master's.
-        model: name of the model in the store's keys.
+        model: path or name under which the engine loaded its model: the store's keys begin with it.
         registry: where the pool is registered.
         index: where its blocks are written.
         client: for the counter of writes.
@@ -190,7 +191,7 @@ class Pool:
         """In which tier the master has each block; None = not at all."""
         found: list[Tier | None] = []
         for start in range(0, len(names), _KEYS_A_QUERY):
-            keys = [self._store_key(name) for name in names[start : start + _KEYS_A_QUERY]]
+            keys = [store_key(self._model, name) for name in names[start : start + _KEYS_A_QUERY]]
             answer = await self._http.get("/batch_query_keys", params={"keys": ",".join(keys)})
             answer.raise_for_status()
             data = msgspec.json.decode(answer.content, type=_Answer).data
@@ -212,10 +213,6 @@ class Pool:
             self._residency.pool_moved(name, tier)
         self._outbox.append(Stored([key], tier))
         self._unchecked[name] = (key, tier, 0.0)
-
-    def _store_key(self, name: bytes) -> str:
-        """How vLLM's store connector names a block (engines.md §6)."""
-        return f"{self._model}@tp_rank:0@pcp0@dcp0@pp_rank:0@group:0@{name.hex()}"
 
 
 def pool_record(identity: str, url: str, engine: Instance) -> Instance:

@@ -45,8 +45,3 @@ def event_source(config: SidecarConfig, facts: Facts) -> EventSource | None:
     if config.events_endpoint is not None:
         return EventSource(config.events_endpoint, config.replay_endpoint)
     return facts.events
-
-
-def store_model(config: SidecarConfig, facts: Facts) -> str:
-    """The model's name in the store's keys: the last part of where the engine loaded it from."""
-    return (facts.model_root or config.model).rstrip("/").rpartition("/")[2]

@@ -18,7 +18,7 @@ from mooncake_core.resp import ReplyError, RespClient
 from mooncake_sidecar.engine.alarms import Alarms
 from mooncake_sidecar.engine.engine_probe import EngineProbe, Facts, Health, Load
 from mooncake_sidecar.engine.pool import CHECK_EVERY_S, Pool, pool_record
-from mooncake_sidecar.engine.record import event_source, instance_record, store_model
+from mooncake_sidecar.engine.record import event_source, instance_record
 from mooncake_sidecar.engine.residency import Residency
 from mooncake_sidecar.engine.stream import EventStream
 from mooncake_sidecar.engine.writer import IndexWriter
@@ -177,7 +177,7 @@ class Sidecar:
         if self.pool is None and self.config.store:
             self.pool = Pool(
                 pool_record(self.config.store, self.config.store_url, record),
-                store_model(self.config, facts),
+                facts.model_root or self.config.model,
                 registry=self.registry,
                 index=self.index,
                 client=self.client,

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
+from mooncake_core.percentiles import percentile
 from mooncake_simulator.workloads.traces import BLOCK_TOKENS, Request
 
 
@@ -96,9 +97,10 @@ def token_hit_rate(
 def _sizes(values: Sequence[int]) -> Sizes:
     ordered = sorted(values)
 
-    def at(share: float) -> float:
-        return ordered[min(len(ordered) - 1, int(len(ordered) * share))]
-
     return Sizes(
-        mean=sum(ordered) / len(ordered), p50=at(0.5), p90=at(0.9), p99=at(0.99), max=float(ordered[-1])
+        mean=sum(ordered) / len(ordered),
+        p50=percentile(ordered, 0.5),
+        p90=percentile(ordered, 0.9),
+        p99=percentile(ordered, 0.99),
+        max=float(ordered[-1]),
     )

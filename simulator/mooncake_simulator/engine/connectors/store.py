@@ -18,6 +18,7 @@ from typing import Any
 
 from prometheus_client import Counter, Histogram
 
+from mooncake_core.store_keys import store_key
 from mooncake_simulator.engine.connectors.base import EngineHandle, KvConnector
 from mooncake_simulator.engine.http_client import CallError, HttpClient
 from mooncake_simulator.engine.options import ConnectorOptions, EngineOptions, OptionsError
@@ -269,12 +270,6 @@ class MooncakeStoreConnector(KvConnector):
 
     def _keys(self, hashes: SequenceOf[bytes]) -> list[str]:
         return [store_key(self.engine.options.model, block_hash) for block_hash in hashes]
-
-
-def store_key(model: str, block_hash: bytes) -> str:
-    """The name of a block in the store, as vLLM 0.32 writes it (engines.md §6)."""
-    name = model.rstrip("/").rsplit("/", 1)[-1]
-    return f"{name}@tp_rank:0@pcp0@dcp0@pp_rank:0@group:0@{block_hash.hex()}"
 
 
 def _embedded_node(settings: StoreSettings, options: EngineOptions) -> Node | None:
