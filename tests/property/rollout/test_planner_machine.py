@@ -312,6 +312,8 @@ class Planner(RuleBasedStateMachine):
             for a in made.actions
             if isinstance(a, CreatePod) and a.pool == pool.name and not a.rank and a.revision == pool.revision
         ]
+        again = {record.instance for record in self.observed.history(pool.name).recreations}
+        ahead = [a for a in ahead if a.instance not in again]
         left, slowest = self.remaining(pool, made), self.remaining(other, made)
         if not ahead or len(left) < pool.replicas or not pool.updated_target:
             return
