@@ -114,13 +114,26 @@ class Execution:
             SchedulersAwayError: a drain cannot be told to anyone.
             NamespaceEndsError: nothing can be made any more.
         """
-        for kind, group in groupby(actions, type):
-            limit = asyncio.Semaphore(_AT_ONCE if kind in (CreatePod, DeletePod, SetGate) else 1)
-            results = await asyncio.gather(
-                *(self._limited(limit, action) for action in group), return_exceptions=True
-            )
-            for failed in (result for result in results if isinstance(result, BaseException)):
-                raise failed
+        for kind, alike in groupby(actions, type):
+            group = list(alike)
+            if kind is CreatePod:
+                # One Pod of each pool first: what refuses it would refuse the others too.
+                first, rest = _first_of_each_pool(group)
+                await self._together(first)
+                await self._together(rest)
+            elif kind in (DeletePod, SetGate):
+                await self._together(group)
+            else:
+                for action in group:
+                    await self._one(action)
+
+    async def _together(self, actions: Sequence[Action]) -> None:
+        limit = asyncio.Semaphore(_AT_ONCE)
+        results = await asyncio.gather(
+            *(self._limited(limit, action) for action in actions), return_exceptions=True
+        )
+        for failed in (result for result in results if isinstance(result, BaseException)):
+            raise failed
 
     async def _limited(self, limit: asyncio.Semaphore, action: Action) -> None:
         async with limit:
@@ -262,3 +275,14 @@ class Execution:
     def _is_of(self, pool: str, instance: str) -> bool:
         wanted = self._pools.get(pool)
         return wanted is not None and wanted.ordinal(instance) is not None
+
+
+def _first_of_each_pool(actions: Sequence[Action]) -> tuple[list[Action], list[Action]]:
+    seen: set[str] = set()
+    first: list[Action] = []
+    rest: list[Action] = []
+    for action in actions:
+        pool = action.pool if isinstance(action, CreatePod) else ""
+        (rest if pool in seen else first).append(action)
+        seen.add(pool)
+    return first, rest

@@ -118,14 +118,14 @@ def _scheduler_ready(scheduler: Object | None) -> Object:
     if scheduler is None:
         return condition("SchedulerReady", False, reasons.SCHEDULER_ABSENT, "there is no scheduler yet")
     status, wanted = scheduler.get("status") or {}, scheduler["spec"].get("replicas", 1)
-    available = status.get("availableReplicas", 0)
-    behind = status.get("observedGeneration", 0) != scheduler["metadata"].get("generation")
-    if available >= 1 and not behind:
-        message = f"{available} of {wanted} schedulers are available"
+    available, updated = status.get("availableReplicas", 0), status.get("updatedReplicas", 0)
+    message = f"{available} of {wanted} schedulers are available"
+    if status.get("observedGeneration") == scheduler["metadata"].get("generation") and updated < wanted:
+        message += f", {updated} have the newest configuration"
+    if available:
         return condition("SchedulerReady", True, reasons.SCHEDULER_AVAILABLE, message)
     # Why Pods could not be made is the one thing that the Deployment knows better than its numbers.
     failed: Object = next((c for c in status.get("conditions") or () if c["type"] == "ReplicaFailure"), {})
-    message = f"{available} of {wanted} schedulers are available"
     message += f"; {failed['message']}" if failed.get("message") else ""
     return condition("SchedulerReady", False, reasons.SCHEDULER_UNAVAILABLE, message)
 

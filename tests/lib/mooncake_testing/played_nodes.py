@@ -1,0 +1,174 @@
+"""What nodes and schedulers would do, played: Pods get addresses and become ready, instances register."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+from aiohttp import web
+
+from mooncake_operator.kube.client import Client
+from mooncake_operator.kube.errors import NotFoundError
+from mooncake_operator.kube.resources import POD, Object, is_terminating, name_of, uid_of
+
+TOKEN_HEADER = "Authorization"
+
+
+@dataclass
+class PlayedScheduler:
+    """The admin port of a scheduler: an honest registry, without engines."""
+
+    port: int = 0
+    away: bool = False
+    degraded: bool = False
+    instances: dict[str, dict[str, Any]] = field(default_factory=dict)
+    calls: list[str] = field(default_factory=list)
+    tokens: set[str] = field(default_factory=set)
+
+    @contextlib.asynccontextmanager
+    async def serve(self) -> AsyncIterator[PlayedScheduler]:
+        app = web.Application()
+        app.router.add_get("/instances", self._list)
+        app.router.add_post("/instances/{id}/drain", self._drain)
+        app.router.add_delete("/instances/{id}/drain", self._undrain)
+        runner = web.AppRunner(app)
+        await runner.setup()
+        site = web.TCPSite(runner, "127.0.0.1", 0)
+        await site.start()
+        self.port = runner.addresses[0][1]
+        try:
+            yield self
+        finally:
+            await runner.cleanup()
+
+    def register(self, name: str, in_flight: int = 0) -> None:
+        self.instances.setdefault(name, {"state": "ready", "in_flight": in_flight})
+
+    async def _list(self, request: web.Request) -> web.Response:
+        self.tokens.add(request.headers.get(TOKEN_HEADER, ""))
+        if self.away:
+            raise web.HTTPServiceUnavailable
+        views = [
+            {
+                "id": name,
+                "role": "prefill",
+                "state": known["state"],
+                "load": {"queued": 0, "batch": known["in_flight"], "arriving": 0},
+            }
+            for name, known in self.instances.items()
+        ]
+        degraded = ["the registry is away"] if self.degraded else []
+        return web.json_response({"instances": views, "degraded": degraded})
+
+    async def _drain(self, request: web.Request) -> web.Response:
+        return self._mark(request, "draining")
+
+    async def _undrain(self, request: web.Request) -> web.Response:
+        return self._mark(request, "ready")
+
+    def _mark(self, request: web.Request, state: str) -> web.Response:
+        name = request.match_info["id"]
+        self.calls.append(f"{state} {name}")
+        if self.away:
+            raise web.HTTPServiceUnavailable
+        if name not in self.instances:
+            raise web.HTTPNotFound
+        self.instances[name]["state"] = state
+        return web.json_response({"id": name, "state": state})
+
+
+class PlayedNodes:
+    """Every kubelet at once: what is created runs, what is deleted ends, on the test's word."""
+
+    def __init__(self, client: Client, namespace: str, scheduler: PlayedScheduler) -> None:
+        self._client = client
+        self._namespace = namespace
+        self._scheduler = scheduler
+        self.broken: set[str] = set()
+        """Names of Pods that shall not become ready."""
+        self.stuck: set[str] = set()
+        """Names of Pods that shall not end."""
+
+    async def add_scheduler(self, cluster: str) -> None:
+        """A scheduler's Pod, which no controller makes here."""
+        pod: Object = {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": {
+                "name": f"{cluster}-scheduler-0",
+                "namespace": self._namespace,
+                "labels": {"mooncake.io/cluster": cluster, "mooncake.io/role": "scheduler"},
+            },
+            "spec": {"containers": [{"name": "scheduler", "image": "none"}], "nodeName": "node-0"},
+        }
+        await self._client.create(pod, manager="test")
+
+    async def pods(self, role: str | None = None) -> dict[str, Object]:
+        found = await self._client.list_all(POD, self._namespace)
+        return {
+            name_of(pod): pod
+            for pod in found
+            if role is None or pod["metadata"].get("labels", {}).get("mooncake.io/role") == role
+        }
+
+    async def play(self) -> None:
+        """One step of all nodes."""
+        for name, pod in (await self.pods()).items():
+            if is_terminating(pod):
+                if name not in self.stuck:
+                    await self._end(name, pod)
+            elif name not in self.broken and pod.get("status", {}).get("phase") == "Pending":
+                await self._run(name, pod)
+            labels = pod["metadata"].get("labels", {})
+            ready = any(
+                c["type"] == "ContainersReady" and c["status"] == "True"
+                for c in pod.get("status", {}).get("conditions", ())
+            )
+            if ready and labels.get("mooncake.io/role") in ("prefill", "decode") and not is_terminating(pod):
+                self._scheduler.register(name)
+        gone = self._scheduler.instances.keys() - (await self.pods()).keys()
+        for name in gone:
+            del self._scheduler.instances[name]
+
+    async def set_status(self, name: str, status: Object) -> None:
+        with contextlib.suppress(NotFoundError):
+            await self._client.patch(
+                POD,
+                self._namespace,
+                name,
+                {"status": status},
+                how="strategic",
+                manager="kubelet",
+                subresource="status",
+            )
+
+    async def _run(self, name: str, pod: Object) -> None:
+        if not pod["spec"].get("nodeName"):
+            binding = {
+                "apiVersion": "v1",
+                "kind": "Binding",
+                "metadata": {"name": name},
+                "target": {"apiVersion": "v1", "kind": "Node", "name": "node-0"},
+            }
+            await self._client._call("POST", POD, POD.path(self._namespace, name, "binding"), body=binding)
+        stamp = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        conditions = [
+            {"type": kind, "status": "True", "lastTransitionTime": stamp}
+            for kind in ("PodScheduled", "Initialized", "ContainersReady", "Ready")
+        ]
+        await self.set_status(
+            name,
+            {
+                "phase": "Running",
+                "podIP": "127.0.0.1",
+                "podIPs": [{"ip": "127.0.0.1"}],
+                "conditions": conditions,
+            },
+        )
+
+    async def _end(self, name: str, pod: Object) -> None:
+        with contextlib.suppress(NotFoundError):
+            await self._client.delete(POD, self._namespace, name, uid=uid_of(pod), grace_s=0)
