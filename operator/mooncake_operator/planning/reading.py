@@ -28,6 +28,7 @@ from mooncake_operator.planning.observed import (
 
 Object = Mapping[str, Any]
 
+_POOL_LABEL = "mooncake.io/pool"
 _INSTANCE_LABEL = "mooncake.io/instance"
 _SIDECAR = "sidecar"
 _LONGEST_MESSAGE = 1024
@@ -54,7 +55,8 @@ def observed_pod(pod: Object) -> ObservedPod:
         name=metadata["name"],
         uid=metadata.get("uid", ""),
         owner_uid=controller_uid(pod),
-        pool=labels.get(POOL_KEY, ""),
+        # A stranger may bear the public label only, and is told of nevertheless.
+        pool=labels.get(POOL_KEY) or labels.get(_POOL_LABEL, ""),
         instance=labels.get(_INSTANCE_LABEL, metadata["name"]),
         rank=rank,
         revision=labels.get(REVISION_LABEL, ""),
