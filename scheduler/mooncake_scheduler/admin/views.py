@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
 from typing import Any
 
 import msgspec
@@ -33,6 +32,7 @@ def instance_views(services: Services) -> list[dict[str, Any]]:
 
 def _engine_view(services: Services, member: Member, load: InstanceLoad) -> dict[str, Any]:
     report = services.roster.reports.get(member.instance.id)
+    foreign = services.placer.reported.foreign.get(member.instance.id)
     conditions = []
     if member.tokenizer_mismatch:
         conditions.append({"type": "TokenizerMismatch", "message": member.tokenizer_mismatch})
@@ -47,6 +47,7 @@ def _engine_view(services: Services, member: Member, load: InstanceLoad) -> dict
             "arriving": load.arriving,
             "kv_tokens": load.kv_tokens,
         },
+        "foreign": None if foreign is None else foreign._asdict(),
         "report": None if report is None else msgspec.to_builtins(report),
         "requests": member.requests,
         "prompt_tokens": member.prompt_tokens,
@@ -109,7 +110,7 @@ def decision_view(
         "at_s": decision.at_s,
         "tenant": decision.tenant,
         "path": decision.path,
-        "ask": None if decision.ask is None else asdict(decision.ask),
+        "ask": None if decision.ask is None else msgspec.structs.asdict(decision.ask),
         "placement": None if placement is None else _placement_view(placement),
         "attempts": decision.attempts,
         "refused": None if decision.refused is None else decision.refused.value,
@@ -154,8 +155,8 @@ def _placement_view(placement: Placement) -> dict[str, Any]:
         "prefill_s": placement.prefill_s,
         "ttft_s": placement.ttft_s,
         "tbt_s": placement.tbt_s,
-        "considered": [asdict(each) for each in placement.considered],
-        "considered_decode": [asdict(each) for each in placement.considered_decode],
+        "considered": [msgspec.structs.asdict(each) for each in placement.considered],
+        "considered_decode": [msgspec.structs.asdict(each) for each in placement.considered_decode],
     }
 
 

@@ -79,14 +79,15 @@ class Admission:
         """
         if self.mode is AdmissionMode.NONE:
             return Limits()
-        scene = Scene(ask, placement, world, self)
-        return Limits(scene.queue_limit_s(), scene.batch_limit(), scene.kv_limit_tokens())
+        return Scene(ask, placement, world, self).limits()
 
 
 class Scene:
     """One placement before the judge: the two instances with their load, cost models and targets."""
 
-    __slots__ = ("_ask", "_headroom", "_instance", "_model", "_need_tokens", "_placement", "_rules", "_world")
+    __slots__ = (
+        "_ask", "_headroom", "_instance", "_load", "_model", "_need_tokens", "_placement", "_rules", "_world",
+    )  # fmt: skip
 
     def __init__(self, ask: Ask, placement: Placement, world: World, rules: Admission) -> None:
         self._ask = ask
@@ -97,6 +98,12 @@ class Scene:
         self._need_tokens = ask.prompt_tokens + ask.output_tokens
         self._instance = placement.decode
         self._model: CostModel = world.cost.of(placement.decode)
+        self._load = view_of(placement.decode, world.decode, world.prefill).load
+
+    def limits(self) -> Limits:
+        """The bounds of the reservation."""
+        load = self._seen_load()
+        return Limits(self._queue_limit_s(), self._batch_limit(load), self._kv_limit_tokens(load))
 
     # Prefill
 
@@ -115,35 +122,31 @@ class Scene:
         wait_s = min(ttft_s - share * target_s, self._placement.queue_s)
         return self._refused(RefusalReason.TTFT, wait_s, self._placement.tbt_s)
 
-    def queue_limit_s(self) -> float:
+    def _queue_limit_s(self) -> float:
         """`Limits.queued_s`: what the TTFT target leaves after the transfer."""
         target_s = self._world.slo.ttft_s
         if target_s is None or not self._knows_prefill():
             return inf
         limit_s = target_s - self._placement.transfer_s
-        return max(limit_s, self._placement.prefill_s) if self._prefill_idle() else limit_s
+        prefill_s = self._placement.prefill_s
+        return prefill_s if limit_s < prefill_s and self._prefill_idle() else limit_s
 
     def _knows_prefill(self) -> bool:
         return self._world.cost.of(self._placement.prefill or self._instance).knows_prefill
 
     def _prefill_idle(self) -> bool:
-        world = self._world
-        if self._placement.prefill is None:
-            load = self._decode_load()
-        else:
-            load = view_of(self._placement.prefill, world.prefill).load
+        load = self._prefill_load()
         return load.queued == 0 and load.queued_s <= 0
 
-    def _queue_now_s(self) -> float:
+    def _prefill_load(self) -> InstanceLoad:
         prefill = self._placement.prefill
-        load = self._decode_load() if prefill is None else view_of(prefill, self._world.prefill).load
-        return load.queued_s
+        return self._load if prefill is None else view_of(prefill, self._world.prefill).load
 
     def lost(self, reason: RefusalReason) -> Refused:
         """A refusal for a bound that a reservation met."""
         target_s = self._world.slo.ttft_s
         if reason is RefusalReason.TTFT and target_s is not None:
-            queue_s = self._queue_now_s()
+            queue_s = self._prefill_load().queued_s
             ttft_s = queue_s + self._placement.transfer_s + self._placement.prefill_s
             wait_s = min(max(0.0, ttft_s - target_s), queue_s)
         else:
@@ -154,7 +157,7 @@ class Scene:
 
     def decode_start_refusal(self) -> Refused | None:
         """A refusal of a decode that would start now, by what decodes at this moment."""
-        load = decode_now(self._decode_load())
+        load = decode_now(self._load)
         reason = self._decode_reason(load, load.kv_tokens, 1.0)
         if reason is None:
             return None
@@ -169,15 +172,15 @@ class Scene:
         return self._refused(reason, self._decode_wait_s(share), self._tbt_s(load))
 
     def _decode_reason(self, load: DecodeLoad, held_kv_tokens: int, share: float) -> RefusalReason | None:
-        target_s = self._world.slo.tbt_s
         batch = load.batch
-        if 0 < self._instance.max_batch <= batch or (
-            batch > 0
-            and target_s is not None
-            and self._tbt_s(load) > share * self._headroom * target_s
-            and self._model.knows_decode
-        ):
-            return RefusalReason.TBT
+        if batch > 0:
+            target_s = self._world.slo.tbt_s
+            if 0 < self._instance.max_batch <= batch or (
+                target_s is not None
+                and self._tbt_s(load) > share * self._headroom * target_s
+                and self._model.knows_decode
+            ):
+                return RefusalReason.TBT
         if held_kv_tokens > 0 and not self._fits(held_kv_tokens, share):
             return RefusalReason.KV_MEMORY
         return None
@@ -198,19 +201,16 @@ class Scene:
         now_s = self._world.now_s
         arrival_s = now_s + self._placement.ttft_s
         end_s = arrival_s + self._ask.output_tokens * self._placement.tbt_s
-        course = decode_course(self._decode_load(), now_s, arrival_s)
+        course = decode_course(self._load, now_s, arrival_s)
         return max(at.kv_tokens for _, at in takewhile(lambda each: each[0] <= end_s, course))
-
-    def _decode_load(self) -> InstanceLoad:
-        return view_of(self._instance, self._world.decode, self._world.prefill).load
 
     def _seen_load(self) -> DecodeLoad:
         if self._rules.mode is AdmissionMode.EARLY:
-            return decode_now(self._decode_load())
+            return decode_now(self._load)
         if self._placement.arrival is not None:
             return self._placement.arrival
         now_s = self._world.now_s
-        return decode_at(self._decode_load(), now_s, now_s + self._placement.ttft_s)
+        return decode_at(self._load, now_s, now_s + self._placement.ttft_s)
 
     def _tbt_s(self, load: DecodeLoad) -> float:
         return self._model.step_s(load[0] + 1, load[1] + self._need_tokens)
@@ -220,14 +220,13 @@ class Scene:
         now_s = self._world.now_s
         from_s = now_s + self._placement.ttft_s
         at_s = from_s
-        for at_s, load in decode_course(self._decode_load(), now_s, from_s):  # noqa: B007 - the last counts
+        for at_s, load in decode_course(self._load, now_s, from_s):  # noqa: B007 - the last counts
             if self._decode_reason(load, load.kv_tokens, share) is None:
                 break
         return at_s - from_s
 
-    def batch_limit(self) -> int:
+    def _batch_limit(self, load: DecodeLoad) -> int:
         """`Limits.batch`: promised now, and as many more as fit into the predicted load."""
-        load = self._seen_load()
         room = inf
         if self._instance.max_batch:
             room = self._instance.max_batch - load.batch
@@ -238,19 +237,19 @@ class Scene:
                 room = min(room, 1 + (self._headroom * target_s - self._tbt_s(load)) / more_s)
         if room == inf:
             return 0
-        now = self._decode_load()
+        now = self._load
         return max(1, now.batch + now.arriving + max(floor(room), 1 if load.batch == 0 else 0))
 
-    def kv_limit_tokens(self) -> int:
+    def _kv_limit_tokens(self, load: DecodeLoad) -> int:
         """`Limits.kv_tokens`: promised now, and as many more as fit when the request arrives."""
         capacity = self._instance.kv_capacity_tokens
         if not capacity:
             return 0
-        held = self._held_kv_tokens(self._seen_load(), 1.0)
+        held = self._held_kv_tokens(load, 1.0)
         room = max(0, int(self._headroom * capacity) - held)
         if held == 0:
             room = max(room, self._need_tokens)
-        return self._decode_load().kv_tokens + room
+        return self._load.kv_tokens + room
 
     def _refused(self, reason: RefusalReason, wait_s: float, tbt_s: float) -> Refused:
         return Refused(

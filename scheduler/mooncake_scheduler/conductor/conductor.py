@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from copy import copy
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from mooncake_core.config.scheduler import AdmissionMode
 from mooncake_core.ledger import Limits, RefusalReason, Reservation
@@ -81,7 +82,8 @@ class Conductor:
 
     def _judge(self, ask: Ask, placement: Placement, world: World) -> Refused | None:
         """Admission; near the limit, tenants with more than their share give way to the others."""
-        share = priority_share(ask.priority, self._priority_floor)
+        floor = self._priority_floor
+        share = 1.0 if ask.priority >= floor else priority_share(ask.priority, floor)
         judge = self.admission.judge
         # Nobody is kept from this much, so that tenants are weighed against each other only near the limit.
         if judge(ask, placement, world, share * LEAST_TENANT_SHARE) is None:

@@ -1,14 +1,16 @@
 """The words of the Conductor: what it is asked, what it knows, what it answers. No I/O, no clock, no chance.
 
 All durations are seconds of the shared clock (model seconds where engines are simulated faster than life).
+Structs rather than dataclasses: frozen ones are made ten times as fast, and a request needs a dozen.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol, runtime_checkable
+
+import msgspec
 
 from mooncake_core.ledger import InstanceLoad, RefusalReason
 from mooncake_core.registry import Instance
@@ -16,8 +18,7 @@ from mooncake_scheduler.conductor.cost import CostModels
 from mooncake_scheduler.conductor.prediction import DecodeLoad
 
 
-@dataclass(frozen=True, slots=True)
-class Ask:
+class Ask(msgspec.Struct, frozen=True, gc=False):
     """One request, as far as placing it needs to know."""
 
     id: str
@@ -28,8 +29,7 @@ class Ask:
     priority: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class InstanceView:
+class InstanceView(msgspec.Struct, frozen=True, gc=False):
     """One instance at the moment of the decision."""
 
     instance: Instance
@@ -46,16 +46,14 @@ class InstanceView:
     """Transfers already leaving the source it would fetch from."""
 
 
-@dataclass(frozen=True, slots=True)
-class Slo:
+class Slo(msgspec.Struct, frozen=True, gc=False):
     """Targets in seconds; None = no target."""
 
     ttft_s: float | None = None
     tbt_s: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class World:
+class World(msgspec.Struct, frozen=True, gc=False):
     """All that is known at one moment: what a policy may look at, and nothing else."""
 
     now_s: float
@@ -68,8 +66,7 @@ class World:
     """Keep every candidate in the placement (`considered`); costs a few µs a candidate."""
 
 
-@dataclass(frozen=True, slots=True)
-class Considered:
+class Considered(msgspec.Struct, frozen=True, gc=False):
     """A candidate as it was seen: kept for `explain`."""
 
     instance: str
@@ -81,8 +78,7 @@ class Considered:
     ttft_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class ConsideredDecode:
+class ConsideredDecode(msgspec.Struct, frozen=True, gc=False):
     """A decode candidate as it is predicted for the moment the request arrives there (now + TTFT)."""
 
     instance: str
@@ -93,8 +89,7 @@ class ConsideredDecode:
     """With this request in the batch."""
 
 
-@dataclass(frozen=True, slots=True)
-class Placement:
+class Placement(msgspec.Struct, frozen=True, gc=False):
     """The chosen pair and what is predicted for it."""
 
     prefill: Instance | None
@@ -112,8 +107,8 @@ class Placement:
     """Predicted for the moment of arrival at decode (now + TTFT), this request in the batch."""
     arrival: DecodeLoad | None = None
     """What the decode instance is predicted to carry at that moment, without this request."""
-    considered: Sequence[Considered] = field(default=())
-    considered_decode: Sequence[ConsideredDecode] = field(default=())
+    considered: Sequence[Considered] = ()
+    considered_decode: Sequence[ConsideredDecode] = ()
 
 
 class Stage(StrEnum):
@@ -123,8 +118,7 @@ class Stage(StrEnum):
     DECODE = "decode"
 
 
-@dataclass(frozen=True, slots=True)
-class Refused:
+class Refused(msgspec.Struct, frozen=True, gc=False):
     """Not admitted: why, what was predicted, and when it is worth trying again."""
 
     reason: RefusalReason

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple, TypeVar
 
+import msgspec
+
 from mooncake_core.registry import Instance, Role
 from mooncake_scheduler.conductor.cost import CostModel
 from mooncake_scheduler.conductor.model import (
@@ -27,7 +29,7 @@ T = TypeVar("T")
 _BOTH = Role.BOTH  # an enum's member is looked up slowly, and this is asked for every candidate
 
 
-class PrefillEstimate(NamedTuple):
+class PrefillEstimate(msgspec.Struct, frozen=True, gc=False):
     """What a prefill on one instance is predicted to take."""
 
     ttft_s: float

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import replace
 from typing import TypeAlias
 
 from mooncake_core.config.scheduler import SloConfig
@@ -201,11 +200,9 @@ class Placer:
         if placement is None or world is None or ask is None:
             return placement
         try:
-            # Candidates do not depend on chance; the choice among equals does, and stays as it was.
-            seen = self.conductor.policy.place(ask, replace(world, explain=True), _Never())
+            return self.conductor.explain(ask, world, placement)
         except NoInstanceError:
             return placement
-        return replace(placement, considered=seen.considered, considered_decode=seen.considered_decode)
 
     def _decide(
         self, ask: Ask, depths: Mapping[str, Depth], *, whole: bool, excluded: Collection[str], degraded: bool
@@ -284,13 +281,6 @@ class Placer:
             leaving = self.roster.source_flows.get(instance.store, 0)
         size = instance.block_size_tokens
         return InstanceView(instance, load, held * size, fetchable * size, ssd, inbound, leaving)
-
-
-class _Never:
-    """Chance that always takes the first."""
-
-    def random(self) -> float:
-        return 0.0
 
 
 def _better(one: Placement | Refused, other: Placement | Refused) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import time
 
+import msgspec
 import structlog
 
 from mooncake_core.ledger import Limits, Reservation
@@ -130,7 +131,7 @@ class Request:
                 case Remedy.HAND_OVER_AGAIN | Remedy.PLACE_ANEW:
                     self._release()
                     job.enter(Phase.TOKENISED)
-                    job.ask = dataclasses.replace(job.ask, id=self._next_id())
+                    job.ask = msgspec.structs.replace(job.ask, id=self._next_id())
                     return failure
                 case _:
                     raise answer_to(failure, services.roster)
@@ -220,9 +221,9 @@ class Request:
             return None
         job.limit(services.config.dispatch_timeout_s)
         self._release()
-        job.ask = dataclasses.replace(job.ask, id=self._next_id())
+        job.ask = msgspec.structs.replace(job.ask, id=self._next_id())
         now_s = services.clock.now_s()
-        placement = dataclasses.replace(job.placement, decode=decode)
+        placement = msgspec.structs.replace(job.placement, decode=decode)
         ask = job.ask
         end_s = now_s + ask.output_tokens * placement.tbt_s
         reservation = Reservation(

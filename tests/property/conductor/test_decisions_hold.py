@@ -1,12 +1,12 @@
 """What must hold of every decision in every world."""
 
-import dataclasses
 import random
 from math import inf, isclose
 
 import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 
 from mooncake_core.config.scheduler import AdmissionMode
 from mooncake_core.ledger import InstanceLoad
@@ -150,7 +150,7 @@ def test_a_pair_may_always_work_together_and_predicts_sane_numbers(world, ask, n
 @few
 @given(worlds(), asks, seeds)
 def test_algorithm_1_takes_the_least_ttft_of_those_that_have_a_partner(world, ask, seed):
-    world = dataclasses.replace(world, explain=True)
+    world = structs.replace(world, explain=True)
     placement = place("algorithm-1", seed, ask, world)
     if placement is None:
         return
@@ -168,11 +168,9 @@ def test_algorithm_1_takes_the_least_ttft_of_those_that_have_a_partner(world, as
 def test_kv_centric_is_never_predicted_to_be_worse_than_algorithm_1(world, ask, seed):
     # Where decode has no room it may walk further for one that has; with room everywhere it never does.
     def roomy(view):
-        return dataclasses.replace(
-            view, load=InstanceLoad(queued_s=view.load.queued_s, queued=view.load.queued)
-        )
+        return structs.replace(view, load=InstanceLoad(queued_s=view.load.queued_s, queued=view.load.queued))
 
-    world = dataclasses.replace(
+    world = structs.replace(
         world, prefill=[roomy(view) for view in world.prefill], decode=[roomy(view) for view in world.decode]
     )
     ours = place("kv-centric", seed, ask, world, disaggregation_threshold_tokens=2_048)
@@ -184,7 +182,7 @@ def test_kv_centric_is_never_predicted_to_be_worse_than_algorithm_1(world, ask, 
 @few
 @given(worlds(), asks, st.sampled_from(["algorithm-1", "cache-aware", "kv-centric"]), seeds, st.randoms())
 def test_the_order_of_instances_does_not_matter_up_to_ties(world, ask, name, seed, shuffle):
-    shuffled = dataclasses.replace(
+    shuffled = structs.replace(
         world,
         prefill=shuffle.sample(world.prefill, len(world.prefill)),
         decode=shuffle.sample(world.decode, len(world.decode)),
@@ -201,7 +199,7 @@ def test_the_order_of_instances_does_not_matter_up_to_ties(world, ask, name, see
 @given(worlds(), asks, policy_names, seeds, modes, st.floats(0.05, 1), st.floats(0.05, 1))
 def test_a_tighter_target_never_turns_a_refusal_into_an_admission(world, ask, name, seed, mode, by, tbt_by):
     slo = world.slo
-    tighter = dataclasses.replace(
+    tighter = structs.replace(
         world,
         slo=Slo(
             None if slo.ttft_s is None else slo.ttft_s * by, None if slo.tbt_s is None else slo.tbt_s * tbt_by
@@ -224,9 +222,9 @@ def test_mode_none_never_refuses(world, ask, name, seed):
 @given(worlds(), asks, policy_names, seeds, modes)
 def test_an_idle_world_never_refuses(world, ask, name, seed, mode):
     def idle(view):
-        return dataclasses.replace(view, load=InstanceLoad())
+        return structs.replace(view, load=InstanceLoad())
 
-    world = dataclasses.replace(
+    world = structs.replace(
         world, prefill=[idle(view) for view in world.prefill], decode=[idle(view) for view in world.decode]
     )
     answer = decide(name, seed, ask, world, mode)
@@ -241,7 +239,7 @@ def test_another_idle_instance_never_makes_the_predicted_ttft_worse(world, ask, 
         return
     like = before.prefill or before.decode
     more = InstanceView(msgspec.structs.replace(like, id="new"), InstanceLoad())
-    after = place(name, seed, ask, dataclasses.replace(world, prefill=[*world.prefill, more]))
+    after = place(name, seed, ask, structs.replace(world, prefill=[*world.prefill, more]))
     assert after.ttft_s <= before.ttft_s * (1 + TIE_WINDOW) + 1e-12
 
 

@@ -1,9 +1,9 @@
 """Who is admitted, who is refused, why, and when it is worth coming back."""
 
-import dataclasses
 import random
 
 import pytest
+from msgspec import structs
 
 from mooncake_core.config.scheduler import AdmissionMode
 from mooncake_core.ledger import InstanceLoad, Limits, RefusalReason
@@ -56,12 +56,12 @@ def test_mode_none_never_refuses():
 
 
 def test_a_cold_estimator_is_no_ground_for_a_refusal():
-    cold = dataclasses.replace(ROUND_COSTS, cold=True)
+    cold = structs.replace(ROUND_COSTS, cold=True)
     scene = world(
         [prefill("a", queued_s=900)], [decode("d", load=ALL_BUSY)], costs=cold, ttft_s=1, tbt_s=0.001
     )
     assert isinstance(decide(scene), Placement)
-    half = dataclasses.replace(ROUND_COSTS, cold_prefill=True)
+    half = structs.replace(ROUND_COSTS, cold_prefill=True)
     scene = world([prefill("a", queued_s=1)], scene.decode, costs=half, ttft_s=0.5, tbt_s=0.001)
     answer = decide(scene)
     assert answer.reason is RefusalReason.TBT
@@ -240,12 +240,12 @@ def test_explain_keeps_all_candidates_and_is_off_otherwise():
     explained = decide(scene)
     assert {each.instance for each in explained.considered} == {"a", "b"}
     assert {each.instance for each in explained.considered_decode} == {"d0", "d1"}
-    assert decide(dataclasses.replace(scene, explain=False)).considered == ()
+    assert decide(structs.replace(scene, explain=False)).considered == ()
 
 
 def test_costs_of_another_class_are_used_where_an_instance_names_it():
     fast = CostModel(b_s_per_token=1e-4)
-    scene = dataclasses.replace(
+    scene = structs.replace(
         world([prefill("a", pool="slow"), prefill("b", pool="slow", instance_class="fast", queued_s=0.5)]),
         cost=CostModels({"slow": ROUND_COSTS, "fast": fast}),
     )
@@ -262,4 +262,4 @@ def test_a_past_decision_is_explained_without_changing_the_next_one(policy):
         explained = asked.explain(ask(), scene, placement)
         assert [each.instance for each in explained.considered] == ["a", "b"]
         assert [each.instance for each in explained.considered_decode] == ["d0", "d1"]
-        assert dataclasses.replace(explained, considered=(), considered_decode=()) == placement
+        assert structs.replace(explained, considered=(), considered_decode=()) == placement

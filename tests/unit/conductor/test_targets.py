@@ -1,8 +1,7 @@
 """Targets of one request."""
 
-import dataclasses
-
 import pytest
+from msgspec import structs
 
 from mooncake_core.config.scheduler import SloConfig
 from mooncake_scheduler.conductor.model import Slo
@@ -22,5 +21,5 @@ def test_multipliers_are_of_the_same_request_on_idle_instances():
 
 
 def test_multipliers_give_no_target_while_nothing_is_known():
-    cold = dataclasses.replace(ROUND_COSTS, cold=True)
+    cold = structs.replace(ROUND_COSTS, cold=True)
     assert targets_of(SloConfig(ttft_multiplier=10, tbt_multiplier=5), 1_000, 100, cold, cold) == Slo()

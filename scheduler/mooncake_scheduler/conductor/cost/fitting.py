@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+
+from msgspec.structs import replace
 
 from mooncake_scheduler.conductor.cost.model import CostModels
 from mooncake_scheduler.conductor.cost.regression import Matrix, NonNegativeRegression, Vector
@@ -106,7 +108,7 @@ class CostFitting:
         if model.cold:
             # From here on each side speaks for itself.
             model = replace(model, cold=False, cold_prefill=True, cold_decode=True)
-        self._costs.replace(instance_class, replace(model, **constants))  # type: ignore[arg-type]
+        self._costs.replace(instance_class, replace(model, **constants))
 
 
 def _side(prior: Vector, points: Sequence[Vector], scales: Vector, *, known: bool) -> _Side:

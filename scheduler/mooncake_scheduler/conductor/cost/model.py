@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from math import inf
+
+import msgspec
 
 from mooncake_core.profiles import Profile
 from mooncake_core.registry import Instance
 
 
-@dataclass(frozen=True, slots=True)
-class CostModel:
+class CostModel(msgspec.Struct, frozen=True, gc=False):
     """Constants of one instance class. Zero bandwidth means unknown: transfers then count as free."""
 
     a_s: float = 0.0

@@ -140,6 +140,11 @@ class KvCentric:
         if not partners:
             return None
         cost = world.cost
+        now_s = world.now_s
+        arrival_s = now_s + prefill.ttft_s
+        if len(partners) == 1:
+            view = partners[0]
+            return view, estimate_decode(ask, view, cost.of(view.instance), now_s, arrival_s)
         if len(partners) > FEW:
             # The chance breaks ties here too: a row of idle instances must not fill from the left.
             ranked = [
@@ -148,8 +153,6 @@ class KvCentric:
             ]
             ranked.sort()
             partners = [partners[at] for _, _, at in ranked[:FEW]]
-        now_s = world.now_s
-        arrival_s = now_s + prefill.ttft_s
         sides = [
             (view, estimate_decode(ask, view, cost.of(view.instance), now_s, arrival_s)) for view in partners
         ]
