@@ -178,6 +178,13 @@ class Scheduler:
         services = self.services
         roster = services.roster
         await roster.refresh()
+        services.placer.reported.hear(
+            roster.reports,
+            [member.instance for member in roster.members.values()],
+            services.placer.conductor.costs,
+            services.clock.now_s(),
+            services.clock.scale,
+        )
         await services.residency.follow(
             [*(member.instance for member in roster.members.values()), *roster.stores.values()]
         )
@@ -193,6 +200,10 @@ class Scheduler:
     async def _refresh_ledger(self) -> None:
         with contextlib.suppress(ConnectionError):
             await self.services.ledger.refresh(self.services.clock.now_s())
+        if self.shared is not None:
+            # Only a shared registry brings reports that this is compared with.
+            loads = self.services.ledger.loads(self.services.clock.now_s())
+            self.services.placer.reported.know(loads, time.monotonic())
 
     async def _slow_tick(self) -> None:
         self.server.check_time(time.monotonic())

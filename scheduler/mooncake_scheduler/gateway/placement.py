@@ -25,10 +25,12 @@ from mooncake_scheduler.conductor.model import (
 )
 from mooncake_scheduler.conductor.placement import may_pair
 from mooncake_scheduler.conductor.prediction import without_arriving
+from mooncake_scheduler.conductor.reports import NOTHING, with_foreign, within_ledger
 from mooncake_scheduler.conductor.targets import targets_of
 from mooncake_scheduler.gateway.decisions import Decision
 from mooncake_scheduler.gateway.engines import pairs
 from mooncake_scheduler.gateway.errors import ErrorAnswer, no_instance, overloaded
+from mooncake_scheduler.gateway.reported import Reported
 from mooncake_scheduler.gateway.roster import Roster, Team
 from mooncake_scheduler.metrics import GatewayMetrics
 
@@ -66,6 +68,7 @@ class Placer:
         self.clock = clock
         self._reserve_locally = reserve_locally
         self._metrics = metrics or GatewayMetrics()
+        self.reported = Reported()
         self._models: dict[str, CostModel] = {}
         self._frozen_costs = CostModels()
         self._blanks: dict[str, InstanceView] = {}
@@ -109,7 +112,7 @@ class Placer:
             placement = self._admitted(decision, world, again=again)
             if not again and self.conductor.checks_stages:
                 self._check_start(ask, placement, world)
-            limits = Limits() if again else self.conductor.limits(ask, placement, world)
+            limits = Limits() if again else self._limits(ask, placement, world)
             reservation = self.conductor.reservation(ask, placement, world.now_s)
             reason = await self.reserve(reservation, limits, world.now_s)
             metrics.reserve_s.observe(time.monotonic() - decided_s)
@@ -153,7 +156,7 @@ class Placer:
             load = self.ledger.load(instance.id, now_s)
             if without is not None and instance is placement.decode:
                 load = without_arriving(load, without)
-            views.append(InstanceView(instance, load))
+            views.append(InstanceView(instance, self._with_foreign(instance.id, load)))
         return World(now_s, views[:1], views[1:], world.cost, world.slo)
 
     async def reserve(self, reservation: Reservation, limits: Limits, now_s: float) -> RefusalReason | None:
@@ -183,7 +186,7 @@ class Placer:
         ]
 
         def promised(instance: Instance) -> int:
-            load = loads.get(instance.id, _IDLE)
+            load = self._with_foreign(instance.id, loads.get(instance.id, _IDLE))
             return load.batch + load.arriving
 
         return min(able, key=promised, default=None)
@@ -259,10 +262,28 @@ class Placer:
                 break
         return self._frozen_costs
 
+    def _with_foreign(self, instance_id: str, load: InstanceLoad) -> InstanceLoad:
+        """A load as the ledger knows it, raised by what the engine reports beyond that."""
+        foreign = self.reported.foreign.get(instance_id)
+        return load if foreign is None else with_foreign(load, foreign)
+
+    def _limits(self, ask: Ask, placement: Placement, world: World) -> Limits:
+        """The bounds that the ledger checks again: what it does not know of takes its part of them."""
+        limits = self.conductor.limits(ask, placement, world)
+        foreign = self.reported.foreign
+        if not foreign:
+            return limits
+        prefill = placement.prefill or placement.decode
+        return within_ledger(
+            limits, foreign.get(prefill.id, NOTHING), foreign.get(placement.decode.id, NOTHING)
+        )
+
     def _view(
         self, instance: Instance, loads: Mapping[str, InstanceLoad], depths: Mapping[str, Depth]
     ) -> InstanceView:
         load = loads.get(instance.id, _IDLE)
+        if self.reported.foreign:
+            load = self._with_foreign(instance.id, load)
         if not depths:
             # Most often the same as a moment ago: a frozen object is costly to make.
             blank = self._blanks.get(instance.id)

@@ -1,7 +1,7 @@
 """Admission on a decode-bound cluster with the real ledger: a check of sanity, no simulator.
 
-Eight prefill instances feed one decode instance whose targets bind. Decode checks once more when a prefill
-has ended, as the papers' baseline does, so that a prefill admitted in vain shows as wasted.
+Eight prefill instances feed one decode instance whose targets bind. Decode checks for itself when a prefill
+has ended (`Conductor.check_stage`, the papers' baseline), so that a prefill admitted in vain shows as wasted.
 """
 
 import heapq
@@ -17,7 +17,7 @@ from mooncake_core.registry import Role
 from mooncake_scheduler.conductor.admission import Admission
 from mooncake_scheduler.conductor.conductor import Conductor
 from mooncake_scheduler.conductor.cost import CostModel, CostModels
-from mooncake_scheduler.conductor.model import Ask, InstanceView, Refused, Slo, World
+from mooncake_scheduler.conductor.model import Ask, InstanceView, Refused, Slo, Stage, World
 from mooncake_scheduler.policies import create
 from mooncake_testing.worlds import instance
 
@@ -46,15 +46,8 @@ class Decode:
         self.since_s = 0.0
         self.version = 0
 
-    def step_s(self, more_tokens=0):
-        size = len(self.batch) + (1 if more_tokens else 0)
-        return MODEL.step_s(size, sum(kv for _, kv in self.batch.values()) + more_tokens)
-
-    def has_room(self, kv_tokens):
-        held = sum(kv for _, kv in self.batch.values())
-        return not self.batch or (
-            self.step_s(kv_tokens) <= 0.95 * SLO.tbt_s and held + kv_tokens <= 0.95 * CAPACITY_TOKENS
-        )
+    def step_s(self):
+        return MODEL.step_s(len(self.batch), sum(kv for _, kv in self.batch.values()))
 
     def advance(self, now_s):
         if self.batch:
@@ -80,6 +73,7 @@ async def outcomes(mode, seed):
     events = [(at_s, ARRIVE, key, 0) for key, (at_s, _, _) in enumerate(arrivals)]
     heapq.heapify(events)
     counts = Counter()
+    placed = {}
 
     def plan_next_end():
         if decode.batch:
@@ -101,6 +95,10 @@ async def outcomes(mode, seed):
         if isinstance(answer, Refused):
             counts["refused"] += 1
             return
+        if conductor.checks_stages and conductor.check_stage(Stage.PREFILL, ask, answer, world):
+            counts["turned away"] += 1
+            return
+        placed[key] = ask, answer
         reservation = conductor.reservation(ask, answer, now_s)
         reason = await ledger.reserve(reservation, conductor.limits(ask, answer, world), now_s)
         assert reason is None, "what was admitted has to be let through when nobody was quicker"
@@ -111,7 +109,9 @@ async def outcomes(mode, seed):
     def prefilled(now_s, key):
         _, prompt, output = arrivals[key]
         decode.advance(now_s)
-        if decode.has_room(prompt + output):
+        # The request itself is still on its way: what decodes does not include it.
+        there = World(now_s, [], [InstanceView(decode_instance, ledger.load("d0", now_s))], COSTS, SLO)
+        if conductor.check_stage(Stage.DECODE, *placed.pop(key), there) is None:
             ledger.prefill_finished(str(key), now_s)
             decode.batch[key] = (float(output), prompt + output)
         else:
@@ -147,5 +147,5 @@ async def test_predictive_admission_wastes_fewer_prefills_and_completes_at_least
     assert predictive["wasted"] < early["wasted"] <= none["wasted"]
     assert predictive["completed"] >= none["completed"]
     for counts in (none, early, predictive):
-        assert counts["refused"] + counts["wasted"] + counts["completed"] == 900
+        assert counts["refused"] + counts["turned away"] + counts["wasted"] + counts["completed"] == 900
         assert counts["left"] == 0
