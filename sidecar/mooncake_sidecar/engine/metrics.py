@@ -31,7 +31,11 @@ class SidecarMetrics(Collector):
             ("blocks", "Blocks known of the engine, those in the pool included.", len(residency.mirror)),
             ("index_waiting_keys", "Keys of changes that the index has not got.", residency.waiting_keys),
             ("shared_state_away", "1 while Redis cannot be used.", sidecar.shared_state_away),
-            ("pool_blocks", "Blocks of this engine believed to be in the pool.", pool.blocks if pool else 0),
+            (
+                "pool_blocks",
+                "Blocks believed to be in the pool that this sidecar asks the master about.",
+                pool.blocks if pool else 0,
+            ),
             (
                 "store_master_away",
                 "1 while the store's master does not answer.",
@@ -67,6 +71,11 @@ class SidecarMetrics(Collector):
             ("index_batches", "Batches written into the index.", sidecar.writer.batches),
             ("index_refills", "Times that everything was written anew.", sidecar.writer.refills),
             ("pool_blocks_gone", "Blocks that the store's master had no more.", pool.gone if pool else 0),
+            (
+                "pool_blocks_inherited",
+                "Blocks taken over from instances that left, and from an earlier life of this process.",
+                pool.succession.inherited if pool else 0,
+            ),
             ("pool_blocks_nameless", "Blocks told of by a shortened hash.", residency.mirror.nameless),
         ):
             yield CounterMetricFamily(f"mooncake_sidecar_{name}", text, float(value))

@@ -7,7 +7,8 @@ there takes another and writes again.
 
 Engines tell what they put into the store and never what it evicts (engines.md §2), so each sidecar asks the
 master in turns about the blocks that it has told of. What is gone is removed, what is there is written again:
-this also heals what another sidecar removed in the moment in which it came back.
+this also heals what another sidecar removed in the moment in which it came back. When an instance leaves for
+good, another sidecar asks in its place (`succession`).
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from mooncake_core.resp import RespClient
 from mooncake_core.store_keys import store_key
 from mooncake_sidecar.engine.mirror import Shared
 from mooncake_sidecar.engine.residency import Residency
+from mooncake_sidecar.engine.succession import Succession
 
 _log = structlog.get_logger(__name__)
 
@@ -52,6 +54,7 @@ class Pool:
         client: for the counter of writes.
         namespace: prefix of the counter's key.
         residency: what this engine has put into the pool.
+        instance: of the engine.
     """
 
     def __init__(
@@ -64,7 +67,9 @@ class Pool:
         client: RespClient,
         namespace: str,
         residency: Residency,
+        instance: str,
     ) -> None:
+        self.succession = Succession(client, registry, namespace=namespace, pool=record.id, instance=instance)
         self.master_away = False
         self.gone = 0
         """Blocks that the master had no more."""
@@ -79,18 +84,26 @@ class Pool:
         self._source: Source | None = None
         self._unchecked: OrderedDict[bytes, tuple[int, Tier, float]] = OrderedDict()
         """Digest → key, tier, not to be asked about before; least recently checked first."""
+        self._inherited: set[bytes] = set()
+        """Those among them that were taken over and not asked about since."""
         self._outbox: list[Change] = []
+        self._told: dict[bytes, Shared] = {}
+        """Blocks of the outbox that the successor must be able to find."""
+        self._gone: list[bytes] = []
+        """Blocks that it need not look for any more, once the outbox is written."""
 
     @property
     def blocks(self) -> int:
-        """Blocks of this engine that are believed to be in the pool."""
+        """Blocks believed to be in the pool that this sidecar answers for."""
         return len(self._unchecked)
 
     def tell(self, shared: Iterable[Shared]) -> None:
         """The engine says that it has put blocks there."""
         by_tier: dict[Tier, list[int]] = {}
         not_before_s = time.monotonic() + _FRESH_S
-        for name, key, tier in shared:
+        for block in shared:
+            name, key, tier = block
+            self._told[name] = block
             self._unchecked[name] = (key, tier, not_before_s)
             by_tier.setdefault(tier, []).append(key)
         self._outbox += [Stored(keys, tier) for tier, keys in by_tier.items()]
@@ -118,23 +131,30 @@ class Pool:
         if not self._outbox or self._source is None:
             return
         writing, self._outbox = self._outbox, []
+        told, self._told = self._told, {}
+        gone, self._gone = self._gone, []
         try:
+            await self.succession.add(told.values())
             await self._write(self._source, writing)
+            await self.succession.drop([name for name in gone if name not in self._unchecked])
         except BaseException as error:
             self._outbox = writing + self._outbox
+            self._told = told | self._told
+            self._gone = gone + self._gone
             if isinstance(error, StaleEpochError):
                 self._source = None
                 return
             raise
 
     async def check(self) -> None:
-        """Ask the master about the blocks that were not asked about for longest.
+        """Ask the master about the blocks that were not asked about for longest, those of who left included.
 
         Raises:
             ConnectionError: the registry or the index is away.
         """
         if self._source is None:
             return
+        self._take_over(await self.succession.inherit())
         now_s = time.monotonic()
         asked: list[bytes] = []
         for name, (_, _, not_before_s) in self._unchecked.items():
@@ -150,7 +170,9 @@ class Pool:
             self.master_away = True
             return
         self.master_away = False
-        if len(asked) >= _ALL_GONE and not any(found):
+        # Of blocks that nobody asked about for a while all may be gone, and the rest of the store be well.
+        own = sum(name not in self._inherited for name in asked)
+        if own >= _ALL_GONE and not any(found):
             _log.warning("the store has lost all blocks that were asked about", blocks=len(asked))
             await self._begin_new_epoch()
         for name, tier in zip(asked, found, strict=True):
@@ -160,6 +182,13 @@ class Pool:
         """Drop the connections; the pool stays registered by others, or ends."""
         await self._http.aclose()
 
+    def _take_over(self, blocks: Iterable[Shared]) -> None:
+        for block in blocks:
+            if block.hash not in self._unchecked:
+                self._unchecked[block.hash] = (block.key, block.tier, 0.0)
+                self._unchecked.move_to_end(block.hash, last=False)
+                self._inherited.add(block.hash)
+
     async def _enter(self, epoch: int) -> None:
         """Write under an epoch of the pool from now on; what this engine knows of it is written again."""
         source = Source(self._record.id, epoch)
@@ -167,13 +196,17 @@ class Pool:
         self._source = source
         self._record = msgspec.structs.replace(self._record, epoch=epoch)
         self._outbox.clear()
+        self._told.clear()
         self.tell(self._residency.mirror.shared())
         _log.info("pool joined", pool=source.instance, epoch=epoch, blocks=self.blocks)
 
     async def _begin_new_epoch(self) -> None:
         """The pool is empty: all sidecars shall ask again before they tell what is in it."""
         self._unchecked.clear()
+        self._inherited.clear()
         self._outbox.clear()
+        self._gone.clear()
+        await self.succession.drop_all()
         names = [shared.hash for shared in self._residency.mirror.shared()]
         for tier in (Tier.DRAM, Tier.SSD):
             self._residency.pool_lost(names, tier)
@@ -199,16 +232,19 @@ class Pool:
         return found
 
     def _learn(self, name: bytes, tier: Tier | None) -> None:
+        self._inherited.discard(name)
         known = self._unchecked.pop(name, None)
         if known is None:
             return
         key, before, _ = known
         if tier is None:
             self.gone += 1
+            self._gone.append(name)
             self._outbox.append(Removed([key], before))
             self._residency.pool_lost([name], before)
             return
         if tier is not before:
+            self._told[name] = Shared(name, key, tier)
             self._outbox.append(Removed([key], before))
             self._residency.pool_moved(name, tier)
         self._outbox.append(Stored([key], tier))

@@ -183,6 +183,7 @@ class Sidecar:
                 client=self.client,
                 namespace=self.config.namespace,
                 residency=self.residency,
+                instance=self.config.instance,
             )
         if source is None:
             _log.warning("the engine publishes no KV events: its cache stays invisible to placement")

@@ -159,6 +159,46 @@ async def test_the_pool_outlives_an_engine_and_a_sidecar(
     assert await shared.held(keys, "pool", tier=1) == keys
 
 
+async def test_what_the_store_evicts_of_an_engine_that_left_for_good_leaves_the_index(
+    simulated: Simulated, master: SimulatedProcess, start: Start, shared: SharedView
+) -> None:
+    engines = [start_engine(simulated, master) for _ in range(3)]
+    sidecars = [start(engine, f"engine-{n}") for n, engine in enumerate(engines)]
+    keys = [compute(engine, 10_000 * (n + 1)) for n, engine in enumerate(engines)]
+    await until(in_pool(shared, set().union(*keys), all_of_them=True))
+    # One after the other: what the first left to the second goes on to the third.
+    for engine, sidecar in zip(engines[:2], sidecars[:2], strict=True):
+        engine.kill()
+        sidecar.kill()
+        left = sidecars[sidecars.index(sidecar) + 1 :]
+        await until(lambda left=left: sum(each.status()["pool_blocks"] for each in left) == 12, within_s=30)
+    assert await shared.held(set().union(*keys), "pool", tier=1) == set().union(*keys)
+    async with httpx.AsyncClient(base_url=master.bootstrap_url, trust_env=False) as admin:
+        assert (await admin.post("/api/v1/remove_all")).status_code == 200
+    await until(in_pool(shared, set().union(*keys), all_of_them=False))
+    pool = await shared.instance("pool")
+    assert pool is not None
+    assert pool.epoch == 1
+
+
+async def test_a_sidecar_that_restarts_still_answers_for_what_it_took_over(
+    simulated: Simulated, master: SimulatedProcess, start: Start, shared: SharedView
+) -> None:
+    one, two = start_engine(simulated, master), start_engine(simulated, master)
+    first, second = start(one, "engine-0"), start(two, "engine-1")
+    keys = compute(one, 1000)
+    await until(in_pool(shared, keys, all_of_them=True))
+    one.kill()
+    first.kill()
+    await until(lambda: second.status().get("pool_blocks") == len(keys), within_s=30)
+    second.kill()
+    second.start()
+    await until(lambda: second.status().get("pool_blocks") == len(keys))
+    async with httpx.AsyncClient(base_url=master.bootstrap_url, trust_env=False) as admin:
+        assert (await admin.post("/api/v1/remove_all")).status_code == 200
+    await until(in_pool(shared, keys, all_of_them=False))
+
+
 async def gone(shared: SharedView, name: str) -> bool:
     return await shared.instance(name) is None
 
