@@ -20,6 +20,10 @@ class AdminError(CommandError):
     """The scheduler did not answer, or refused; the message says what to do."""
 
 
+class UnreachableError(AdminError):
+    """The scheduler did not answer; another one may."""
+
+
 class UnknownError(AdminError):
     """The scheduler answered that it knows no such thing."""
 
@@ -83,7 +87,9 @@ class AdminClient:
             answer = await self._http.request(method, path)
         except httpx.HTTPError as error:
             reason = str(error) or type(error).__name__
-            raise AdminError(f"no answer from the scheduler's admin port at {self._url}: {reason}") from error
+            raise UnreachableError(
+                f"no answer from the scheduler's admin port at {self._url}: {reason}"
+            ) from error
         if answer.status_code == 404 and missing:
             raise UnknownError(missing)
         if answer.status_code in (401, 403):

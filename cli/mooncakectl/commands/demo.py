@@ -4,25 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from mooncakectl.commands.up import print_event, read
-from mooncakectl.console import CommandError, err, out, say
+from mooncakectl.console import CommandError, out, say
 
 if TYPE_CHECKING:
     from mooncake_simulator.workloads import Request
     from mooncakectl.local.cluster import Definition
-    from mooncakectl.replay import Progress, ReplayOptions, ReplayResult
+    from mooncakectl.replay import ReplayOptions, ReplayResult
     from mooncakectl.session import Session
 
 _TURNS = 5
 _READY_WITHIN_S = 90.0
-_LINE_EVERY_S = 10.0
 
 
 def register(app: typer.Typer) -> None:
@@ -102,6 +99,7 @@ async def _demo(
     from mooncakectl.interrupts import Interrupts
     from mooncakectl.local import LocalRuntimeError
     from mooncakectl.replay import TargetError, replay
+    from mooncakectl.replay.progress import progress_shown
     from mooncakectl.session import started
 
     try:
@@ -111,7 +109,7 @@ async def _demo(
                 span_s = (trace[-1].timestamp_ms - trace[0].timestamp_ms) / 1000 / options.speed
                 say(f"ready at {session.cluster.endpoint}: {len(trace)} requests over {span_s:.0f} s")
                 options_there = msgspec.structs.replace(options, url=session.cluster.endpoint)
-                with _shown(len(trace)) as on_progress:
+                with progress_shown(len(trace)) as on_progress:
                     result = await replay(trace, options_there, on_progress, interrupts.asked)
                 await session.drain_and_stop()
                 return result
@@ -144,39 +142,6 @@ def _options(definition: Definition, speed: float, api_key: str | None) -> Repla
     }
     # Multiples of an idle request are known to the scheduler only; the table then takes the paper's targets.
     return msgspec.structs.replace(ReplayOptions(url="", speed=speed, api_key=api_key), **targets)
-
-
-@contextmanager
-def _shown(total: int) -> Iterator[Callable[[Progress], None]]:
-    """A progress bar on a terminal, else a line now and then."""
-    if not err.is_terminal:
-        yield _line_now_and_then()
-        return
-    from rich import progress as bars
-
-    columns = (
-        bars.TextColumn("{task.description}"),
-        bars.BarColumn(),
-        bars.MofNCompleteColumn(),
-        bars.TextColumn("{task.fields[under_way]} under way"),
-        bars.TimeElapsedColumn(),
-    )
-    with bars.Progress(*columns, console=err, refresh_per_second=4) as bar:
-        task = bar.add_task("requests", total=total, under_way=0)
-        yield lambda now: bar.update(task, completed=now.done, under_way=now.sent - now.done)
-
-
-def _line_now_and_then() -> Callable[[Progress], None]:
-    loop = asyncio.get_running_loop()
-    told_s = loop.time()
-
-    def show(now: Progress) -> None:
-        nonlocal told_s
-        if loop.time() - told_s >= _LINE_EVERY_S:
-            told_s = loop.time()
-            say(f"{now.done} of {now.total} answered, {now.sent - now.done} under way")
-
-    return show
 
 
 async def _wait(event: asyncio.Event) -> None:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from mooncakectl.console import out, print_json
+from mooncakectl.console import out, print_json, say
 
 
 def register(app: typer.Typer) -> None:
@@ -33,8 +33,14 @@ def drain(
 
 
 async def _drain(instance: str, undo: bool, url: str | None) -> object:
-    from mooncakectl.admin import AdminClient, admin_urls
+    from mooncakectl.admin import admin_urls, connected
+    from mooncakectl.admin.client import UnreachableError
 
     # Schedulers share the registry: telling one is telling all.
-    async with AdminClient(admin_urls(url)[0]) as admin:
-        return await admin.drain(instance, wanted=not undo)
+    async with connected(admin_urls(url)) as admins:
+        for admin in admins[:-1]:
+            try:
+                return await admin.drain(instance, wanted=not undo)
+            except UnreachableError as error:
+                say(f"{error}; asking the next one")
+        return await admins[-1].drain(instance, wanted=not undo)

@@ -34,15 +34,17 @@ def explain(
 
 async def _ask(request_id: str, url: str | None) -> Any:
     from mooncakectl.admin import admin_urls, connected
-    from mooncakectl.admin.client import UnknownError
+    from mooncakectl.admin.client import AdminError, UnknownError, UnreachableError
 
-    unknown: UnknownError | None = None
+    failed: AdminError | None = None
     # Each scheduler remembers its own decisions.
     async with connected(admin_urls(url)) as admins:
         for admin in admins:
             try:
                 return await admin.decision(request_id)
+            except UnreachableError as error:
+                failed = failed or error
             except UnknownError as error:
-                unknown = error
-    assert unknown is not None
-    raise unknown
+                failed = error
+    assert failed is not None, "there is always a port to ask"
+    raise failed

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -33,7 +34,10 @@ def status(
         raise CommandError(answers.problems[0])
     if as_json:
         listed = answers.instances[0].get("instances", [])
-        print_json({"instances": listed, "schedulers": answers.stats, "problems": answers.problems})
+        stores = [asdict(store) for store in answers.stores]
+        print_json(
+            {"instances": listed, "schedulers": answers.stats, "stores": stores, "problems": answers.problems}
+        )
     else:
         out.print(snapshot_tables(snapshot_of(answers)))
 

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from mooncakectl.console import err, out, report_error, say
+from mooncakectl.console import out, report_error
 
 if TYPE_CHECKING:
     from mooncake_simulator.workloads import Request
     from mooncakectl.replay import Progress, ReplayOptions, ReplayResult
 
-_LINE_EVERY_S: Final = 10.0
 _INTERRUPTED: Final = 130
 """The exit code that shells give a command ended by Ctrl-C."""
 
@@ -58,6 +55,7 @@ def command(
     """Replay a trace: its requests at its times, divided by the speed, as streamed completions."""
     from mooncake_simulator.workloads import TraceError, jitter, read_trace
     from mooncakectl.replay import ReplayOptions, TargetError
+    from mooncakectl.replay.progress import progress_shown
     from mooncakectl.replay.table import summary_table
 
     try:
@@ -115,51 +113,6 @@ def _run(
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(until_stopped())
-
-
-@contextmanager
-def progress_shown(total: int) -> Iterator[Callable[[Progress], None]]:
-    """Shows a replay's progress on stderr: a bar on a terminal, else a line now and then."""
-    if not err.is_terminal:
-        yield _line_now_and_then()
-        return
-    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
-    from rich.progress import Progress as Bars
-
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[told]}"),
-        TimeRemainingColumn(),
-    )
-    with Bars(*columns, console=err, refresh_per_second=4) as bars:
-        task = bars.add_task("replay", total=total, told="")
-        yield lambda progress: bars.update(task, completed=progress.done, told=_told(progress))
-
-
-def _line_now_and_then() -> Callable[[Progress], None]:
-    last_s = time.monotonic()
-
-    def show(progress: Progress) -> None:
-        nonlocal last_s
-        now_s = time.monotonic()
-        if now_s - last_s >= _LINE_EVERY_S:
-            last_s = now_s
-            say(f"replay: {progress.done} of {progress.total} done, {_told(progress)}")
-
-    return show
-
-
-def _told(progress: Progress) -> str:
-    from mooncakectl.replay import OutcomeKind
-
-    counts = [
-        f"{number} {kind.value}"
-        for kind, number in progress.ended.items()
-        if number and kind is not OutcomeKind.COMPLETED
-    ]
-    return ", ".join([f"{progress.sent - progress.done} under way", *counts])
 
 
 def _duration_s(option: str, text: str) -> float:

@@ -8,10 +8,11 @@ from typing import Any
 
 from mooncakectl.admin import AdminClient, AdminError
 from mooncakectl.status.snapshot import Answers
+from mooncakectl.status.stores import ask_stores
 
 
 async def ask_all(admins: Sequence[AdminClient]) -> Answers:
-    """What every scheduler says now; those that do not answer are problems, not errors."""
+    """What schedulers and stores say now; schedulers that do not answer are problems, not errors."""
     results = await asyncio.gather(*map(_ask, admins), return_exceptions=True)
     answers = Answers()
     for result in results:
@@ -22,6 +23,8 @@ async def ask_all(admins: Sequence[AdminClient]) -> Answers:
         else:
             answers.instances.append(result[0])
             answers.stats.append(result[1])
+    if answers.instances:
+        answers.stores = await ask_stores(answers.instances[0].get("instances", []))
     return answers
 
 

@@ -7,6 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from mooncakectl.status.stores import StoreRow
+
 
 @dataclass(frozen=True, slots=True)
 class InstanceRow:
@@ -54,6 +56,7 @@ class Snapshot:
     """A cluster at one moment; counters are sums over its schedulers."""
 
     instances: tuple[InstanceRow, ...] = ()
+    stores: tuple[StoreRow, ...] = ()
     ttft: LatencyRow = LatencyRow()
     tbt: LatencyRow = LatencyRow()
     token_hit_rate: float | None = None
@@ -67,11 +70,12 @@ class Snapshot:
 
 @dataclass
 class Answers:
-    """Of each scheduler that answered: `GET /instances` and `GET /stats`."""
+    """Of each scheduler that answered: `GET /instances` and `GET /stats`; of each store, how full it is."""
 
     instances: list[dict[str, Any]] = field(default_factory=list)
     stats: list[dict[str, Any]] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
+    stores: list[StoreRow] = field(default_factory=list)
 
 
 def snapshot_of(answers: Answers) -> Snapshot:
@@ -84,6 +88,7 @@ def snapshot_of(answers: Answers) -> Snapshot:
     degraded = dict.fromkeys(line for stats in answers.stats for line in stats.get("degraded") or ())
     return Snapshot(
         instances=tuple(_instance(item, answers) for item in listed if item.get("role") != "store"),
+        stores=tuple(answers.stores),
         ttft=_latency(answers.stats, "ttft"),
         tbt=_latency(answers.stats, "tbt"),
         token_hit_rate=_hit_rate(answers.stats),

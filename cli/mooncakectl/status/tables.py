@@ -10,6 +10,7 @@ from rich.text import Text
 
 from mooncakectl.local.runtime import PodStatus
 from mooncakectl.status.snapshot import InstanceRow, LatencyRow, Snapshot
+from mooncakectl.status.stores import StoreRow
 
 _STATE_STYLES = {"ready": "green", "draining": "yellow", "unreachable": "red"}
 _UNKNOWN = "–"
@@ -69,11 +70,38 @@ def _figures(snapshot: Snapshot) -> Table:
     table.add_row("TTFT", _latency(snapshot.ttft, scale=1, unit="s"))
     table.add_row("TBT", _latency(snapshot.tbt, scale=1000, unit="ms"))
     table.add_row("hit rate", f"{_percent(snapshot.token_hit_rate)} of prompt tokens")
+    for store in snapshot.stores:
+        table.add_row(f"store {store.id}", _fill(store))
     refused = ", ".join(f"{reason} {count}" for reason, count in sorted(snapshot.refused.items()) if count)
     total = f"{sum(snapshot.refused.values())}" + (f" ({refused})" if refused else "")
     ended = f"{snapshot.completed} completed, {snapshot.failed} failed"
     table.add_row("requests", f"{snapshot.admitted} admitted, {total} refused; {ended}")
     return table
+
+
+def _fill(store: StoreRow) -> str:
+    if store.dram_bytes is None:
+        return "its master cannot be asked from here"
+    parts = [_part(store.dram_bytes, store.dram_capacity_bytes, "memory")]
+    if store.ssd_capacity_bytes:
+        parts.append(_part(store.ssd_bytes, store.ssd_capacity_bytes, "SSD"))
+    blocks = "" if store.blocks is None else f"; {store.blocks:,} blocks"
+    return ", ".join(parts) + blocks
+
+
+def _part(used_bytes: float | None, capacity_bytes: float | None, what: str) -> str:
+    share = used_bytes / capacity_bytes if used_bytes is not None and capacity_bytes else None
+    return f"{_percent(share)} of {_size(capacity_bytes)} {what}"
+
+
+def _size(size_bytes: float | None) -> str:
+    if size_bytes is None:
+        return _UNKNOWN
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
+        if size_bytes < 1024 or unit == "TiB":
+            break
+        size_bytes /= 1024
+    return f"{size_bytes:,.4g} {unit}"
 
 
 def _latency(row: LatencyRow, *, scale: float, unit: str) -> Text:
