@@ -75,6 +75,7 @@ class RedisIndex:
         self.stats = IndexStats()
         self._client = client
         self._root = f"mc:{{{namespace}}}:index".encode()
+        self._roots = (self._root,)
         self._timeout_s = timeout_s
         self._write_timeout_s = write_timeout_s
         self._deepest = deepest
@@ -120,7 +121,12 @@ class RedisIndex:
         return applied
 
     async def match(self, keys: Sequence[int]) -> Mapping[str, Depth]:
-        return (await self.match_many([keys]))[0]
+        if not len(keys):
+            return {}
+        # Not by way of `match_many`: every request asks this.
+        arguments = (random.getrandbits(31), CHECKS, _MOST_LOOKS, self._deepest, _pack(keys))
+        replies = await self._client.eval(_MATCH, self._roots, arguments, timeout_s=self._timeout_s)
+        return self._read(replies[0])
 
     async def match_many(self, requests: Sequence[Sequence[int]]) -> Sequence[Mapping[str, Depth]]:
         asked = [number for number, keys in enumerate(requests) if len(keys)]
@@ -129,7 +135,7 @@ class RedisIndex:
             seed = random.getrandbits(31)
             packed = [_pack(requests[number]) for number in asked]
             arguments: list[Argument] = [seed, CHECKS, _MOST_LOOKS, self._deepest, *packed]
-            replies = await self._client.eval(_MATCH, [self._root], arguments, timeout_s=self._timeout_s)
+            replies = await self._client.eval(_MATCH, self._roots, arguments, timeout_s=self._timeout_s)
             for number, reply in zip(asked, replies, strict=True):
                 results[number] = self._read(reply)
         return results
@@ -150,7 +156,7 @@ class RedisIndex:
         return int(await self._client.call(b"HGET", self._root, b"entries") or 0)
 
     async def _write(self, script: Script, *arguments: Argument) -> Reply:
-        return await self._client.eval(script, [self._root], arguments, timeout_s=self._write_timeout_s)
+        return await self._client.eval(script, self._roots, arguments, timeout_s=self._write_timeout_s)
 
     async def _read_limits(self) -> _Limits:
         if self._limits is None or self._limits_of != self._client.run_id:

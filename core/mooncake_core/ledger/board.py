@@ -133,7 +133,8 @@ class Board:
 
     def loads(self, now_s: float) -> dict[str, InstanceLoad]:
         """Load by instance; those without any are left out."""
-        self._add_up()
+        if self.book.touched or self._touched:
+            self._add_up()
         since_s = self.since_s
         return {
             instance: total.at(now_s, since_s.get(instance, 0.0)) for instance, total in self._sums.items()

@@ -32,7 +32,7 @@ class Share(msgspec.Struct, frozen=True, array_like=True):
     decode_ends: Ends = ()
 
 
-class Entry(msgspec.Struct):
+class Entry(msgspec.Struct, gc=False):
     """A reservation with where it stands."""
 
     reservation: Reservation
@@ -49,7 +49,7 @@ class Entry(msgspec.Struct):
 
 def microseconds(seconds: float) -> int:
     """Whole microseconds of a duration, rounded as the scripts round; negative ones count as none."""
-    return max(0, int(seconds * 1e6 + 0.5))
+    return int(seconds * 1e6 + 0.5) if seconds > 0 else 0
 
 
 def bucket_of(at_s: float) -> int:
@@ -77,16 +77,20 @@ class _Tally:
 
 
 def _count(ends: dict[int, tuple[int, int]], bucket: int, requests: int, kv_tokens: int) -> None:
-    had_requests, had_tokens = ends.get(bucket, (0, 0))
-    if had_requests + requests:
-        ends[bucket] = (had_requests + requests, had_tokens + kv_tokens)
+    had = ends.get(bucket)
+    if had is None:
+        ends[bucket] = (requests, kv_tokens)
+    elif had[0] + requests:
+        ends[bucket] = (had[0] + requests, had[1] + kv_tokens)
     else:
         del ends[bucket]
 
 
 def sorted_ends(ends: Mapping[int, tuple[int, int]]) -> Ends:
     """The counts as they travel: by bucket."""
-    return tuple((bucket, *ends[bucket]) for bucket in sorted(ends))
+    if len(ends) <= 1:
+        return tuple([(bucket, *counts) for bucket, counts in ends.items()])
+    return tuple([(bucket, *ends[bucket]) for bucket in sorted(ends)])
 
 
 class Book:
@@ -132,8 +136,9 @@ class Book:
             bucket_of(reservation.decode_end_s),
         )
         self._entries[reservation.id] = entry
-        self._tally(entry.queue).queue[reservation.id] = (now_s, entry.cost_us)
         decode = self._tally(reservation.decode)
+        queue = self._tally(reservation.prefill) if reservation.prefill else decode
+        queue.queue[reservation.id] = (now_s, entry.cost_us)
         decode.arriving += 1
         decode.kv_tokens += reservation.kv_tokens
         _count(decode.prefill_ends, bucket_of(reservation.prefill_end_s), 1, reservation.kv_tokens)
@@ -148,10 +153,9 @@ class Book:
         entry = self._entries.get(reservation_id)
         if entry is None or not entry.prefilling:
             return None
-        self._leave_prefill(entry)
-        entry.prefilling = False
         reservation = entry.reservation
-        decode = self._tally(reservation.decode)
+        decode = self._leave_prefill(reservation)
+        entry.prefilling = False
         decode.batch += 1
         _count(decode.decode_ends, entry.decode_bucket, -1, -reservation.kv_tokens)
         entry.decode_bucket = bucket_of(
@@ -166,10 +170,10 @@ class Book:
         if entry is None:
             return None
         reservation = entry.reservation
-        decode = self._tally(reservation.decode)
         if entry.prefilling:
-            self._leave_prefill(entry)
+            decode = self._leave_prefill(reservation)
         else:
+            decode = self._tally(reservation.decode)
             decode.batch -= 1
         decode.kv_tokens -= reservation.kv_tokens
         _count(decode.decode_ends, entry.decode_bucket, -1, -reservation.kv_tokens)
@@ -203,12 +207,14 @@ class Book:
             )
         return tally.share
 
-    def _leave_prefill(self, entry: Entry) -> None:
-        reservation = entry.reservation
-        del self._tally(entry.queue).queue[reservation.id]
+    def _leave_prefill(self, reservation: Reservation) -> _Tally:
+        """Take a prefill out of its queue; returns the tally of the decode instance."""
         decode = self._tally(reservation.decode)
+        queue = self._tally(reservation.prefill) if reservation.prefill else decode
+        del queue.queue[reservation.id]
         decode.arriving -= 1
         _count(decode.prefill_ends, bucket_of(reservation.prefill_end_s), -1, -reservation.kv_tokens)
+        return decode
 
     def _tally(self, instance: str) -> _Tally:
         """The tally of an instance, about to be changed."""

@@ -27,7 +27,7 @@ class RefusalReason(StrEnum):
     TENANT_QUOTA = "tenant_quota"
 
 
-class Reservation(msgspec.Struct, frozen=True):
+class Reservation(msgspec.Struct, frozen=True, gc=False):
     """What one admitted request takes, from admission to its last token."""
 
     id: str
@@ -45,7 +45,7 @@ class Reservation(msgspec.Struct, frozen=True):
     tenant: str = "default"
 
 
-class Limits(msgspec.Struct, frozen=True):
+class Limits(msgspec.Struct, frozen=True, gc=False):
     """Bounds that `reserve` checks again at the last moment, atomically over all schedulers."""
 
     queued_s: float = inf
@@ -56,7 +56,7 @@ class Limits(msgspec.Struct, frozen=True):
     """KV tokens that fit on the decode instance; 0 = no bound."""
 
 
-class InstanceLoad(msgspec.Struct, frozen=True):
+class InstanceLoad(msgspec.Struct, frozen=True, gc=False):
     """Work promised to one instance and not yet finished, at one moment."""
 
     queued_s: float = 0.0

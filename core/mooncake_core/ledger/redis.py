@@ -75,6 +75,7 @@ class RedisLedger:
         """How often the whole table was posted: 1 in a quiet life."""
         self._client = client
         self._key = f"{prefix}ledger:".encode()
+        self._keys = (self._key,)
         self._ttl_ms = int(heartbeat_ttl_s * 1000)
         self._budget_s = reserve_budget_s
         self._board = Board()
@@ -100,15 +101,16 @@ class RedisLedger:
         """
         if reservation.id in self._board.book:
             raise ValueError(f"reservation {reservation.id} is held already: release it before")
-        await self._post_if_unsure()
+        if self._unsure or self._closed:
+            await self._post_if_unsure()
         reply, generation = await self._try_reserve(reservation, limits, now_s)
         if reply == STALE:
             self._unsure = self._unsure or generation == self._generation
             await self._post_if_unsure()
             reply, generation = await self._try_reserve(reservation, limits, now_s)
-        if reply in _REASONS:
-            return _REASONS[reply]
         if reply != TAKEN:
+            if reply in _REASONS:
+                return _REASONS[reply]
             self._unsure = True
             raise ConnectionError("the ledger's table is being replaced faster than it can be used")
         if reservation.id in self._board.book:
@@ -187,22 +189,24 @@ class RedisLedger:
     async def _try_reserve(self, reservation: Reservation, limits: Limits, now_s: float) -> tuple[int, int]:
         """Ask Redis; returns its reply and the generation under which it was asked."""
         generation = self._generation
+        arguments = (
+            self.incarnation,
+            generation,
+            reservation.id,
+            reservation.prefill or reservation.decode,
+            max(1, microseconds(reservation.prefill_cost_s)),
+            reservation.decode,
+            reservation.kv_tokens,
+            repr(now_s),
+            -1 if limits.queued_s == inf else microseconds(limits.queued_s),
+            limits.batch,
+            limits.kv_tokens,
+        )
         try:
-            reply = await self._eval(
-                RESERVE,
-                self.incarnation,
-                generation,
-                reservation.id,
-                reservation.prefill or reservation.decode,
-                max(1, microseconds(reservation.prefill_cost_s)),
-                reservation.decode,
-                reservation.kv_tokens,
-                repr(now_s),
-                -1 if limits.queued_s == inf else microseconds(limits.queued_s),
-                limits.batch,
-                limits.kv_tokens,
-                timeout_s=self._budget_s,
-            )
+            reply = await self._client.eval(RESERVE, self._keys, arguments, timeout_s=self._budget_s)
+        except ReplyError as error:
+            self._unsure = True
+            raise ConnectionError(f"Redis refuses the ledger: {error}") from error
         except BaseException:
             # Whether it was carried out is not known, also when the caller was cancelled.
             self._unsure = True
@@ -309,6 +313,6 @@ class RedisLedger:
 
     async def _eval(self, script: Script, *args: object, timeout_s: float | None = None) -> Reply:
         try:
-            return await self._client.eval(script, [self._key], args, timeout_s=timeout_s)  # type: ignore[arg-type]
+            return await self._client.eval(script, self._keys, args, timeout_s=timeout_s)  # type: ignore[arg-type]
         except ReplyError as error:
             raise ConnectionError(f"Redis refuses the ledger: {error}") from error

@@ -24,7 +24,8 @@ class _Running:
     seen: int = 0
 
     def add(self, value: float) -> None:
-        self.seen = min(self.seen + 1, MEMORY)
+        if self.seen < MEMORY:
+            self.seen += 1
         self.value += (value - self.value) / self.seen
 
 

@@ -69,7 +69,7 @@ class Body:
         if found is None:
             return None
         value = bytes(found)
-        return None if value == b"null" else value
+        return value if value != b"null" else None
 
     def text(self, field: str) -> str | None:
         """A string field.

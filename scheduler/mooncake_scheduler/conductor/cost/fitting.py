@@ -41,8 +41,10 @@ class _Side:
     def observe(self, basis: Vector, size: float, seconds: float) -> None:
         scales = self.scales
         self.fit.observe((basis[0] / scales[0], basis[1] / scales[1], basis[2] / scales[2]), seconds)
-        self.smallest = size if self.seen == 0 else min(self.smallest, size)
-        self.largest = max(self.largest, size)
+        if self.seen == 0 or size < self.smallest:
+            self.smallest = size
+        if size > self.largest:
+            self.largest = size
         self.seen += 1
         if not self.warm and self.seen >= LEAST_SEEN:
             self.warm = self.seen >= ENOUGH_SEEN or self.largest >= LEAST_SPREAD * self.smallest

@@ -37,7 +37,7 @@ class NonNegativeRegression:
         """
         self.constants = prior
         self._information = information
-        self._floor = tuple(tuple((1 - MEMORY) * each for each in row) for row in information)
+        self._floor: Matrix = tuple(tuple((1 - MEMORY) * each for each in row) for row in information)  # type: ignore[assignment]
         self._unguarded = unguarded
         self._scale = FIRST_SCALE
 
@@ -62,11 +62,21 @@ class NonNegativeRegression:
 
     def _learn(self, x: Vector, residual: float, weight: float) -> None:
         old, floor = self._information, self._floor
-        info: Matrix = tuple(
-            tuple(MEMORY * old[i][j] + floor[i][j] + weight * x[i] * x[j] for j in range(3)) for i in range(3)
-        )  # type: ignore[assignment]
+        # Written out, as `_solve_all` is: every prefill of every request comes here. The matrix is symmetric.
+        x0, x1, x2 = x
+        w0, w1, w2 = weight * x0, weight * x1, weight * x2
+        (a00, a01, a02), (_, a11, a12), (_, _, a22) = old
+        (f00, f01, f02), (_, f11, f12), (_, _, f22) = floor
+        b01 = MEMORY * a01 + f01 + w0 * x1
+        b02 = MEMORY * a02 + f02 + w0 * x2
+        b12 = MEMORY * a12 + f12 + w1 * x2
+        info: Matrix = (
+            (MEMORY * a00 + f00 + w0 * x0, b01, b02),
+            (b01, MEMORY * a11 + f11 + w1 * x1, b12),
+            (b02, b12, MEMORY * a22 + f22 + w2 * x2),
+        )
         self._information = info
-        step = _solve(info, tuple(weight * residual * each for each in x), (0, 1, 2))
+        step = _solve_all(info, (residual * w0, residual * w1, residual * w2))
         if step is None:
             return
         wanted = (
@@ -97,6 +107,25 @@ def nearest_non_negative(information: Matrix, wanted: Sequence[float]) -> Vector
 
 def _dot(a: Sequence[float], b: Sequence[float]) -> float:
     return a[0] * b[0] + a[1] * b[1] + a[2] * b[2]
+
+
+def _solve_all(matrix: Matrix, right: Vector) -> Vector | None:
+    """As `_solve` for all three unknowns of a symmetric matrix."""
+    (a00, a01, a02), (_, a11, a12), (_, _, a22) = matrix
+    if a00 <= 1e-300:
+        return None
+    f1, f2 = a01 / a00, a02 / a00
+    b11, b12, b22 = a11 - f1 * a01, a12 - f1 * a02, a22 - f2 * a02
+    if b11 <= 1e-300:
+        return None
+    f3 = b12 / b11
+    c22 = b22 - f3 * b12
+    if c22 <= 1e-300:
+        return None
+    r1 = right[1] - f1 * right[0]
+    z = (right[2] - f2 * right[0] - f3 * r1) / c22
+    y = (r1 - b12 * z) / b11
+    return ((right[0] - a01 * y - a02 * z) / a00, y, z)
 
 
 def _solve(matrix: Matrix, right: Sequence[float], free: Sequence[int]) -> Vector | None:

@@ -28,6 +28,8 @@ _PREFILL_DROPS: Final = frozenset(
         "guided_grammar",
     }
 )  # fmt: skip
+_SETTLE: Final = frozenset({"prompt_logprobs", "echo", "use_beam_search", "prompt_embeds", "n", "best_of"})
+"""Fields that `must_stay_whole` looks at."""
 _CLIENT_KV: Final = frozenset({KV_PARAMS})
 _NIXL_PREFILL: Final = (
     b'{"do_remote_decode":true,"do_remote_prefill":false,"remote_engine_id":null,'
@@ -82,9 +84,11 @@ def must_stay_whole(body: Body, prompt: Prompt | None) -> bool:
     Several samples or prompts would take the same staged KV several times; the logprobs of a prompt exist
     only where it was computed, and asking decode for them crashes it (vllm#50792).
     """
-    fields = body.fields
     if prompt is Prompt.BATCH:
         return True
+    fields = body.fields
+    if _SETTLE.isdisjoint(fields):
+        return False
     if "prompt_logprobs" in fields and body.raw("prompt_logprobs") is not None:
         return True
     if "echo" in fields and body.flag("echo"):
