@@ -1,6 +1,7 @@
 """The cluster that the tests run against: one that they start, or one that ``E2E_KUBECONFIG`` names."""
 
 import asyncio
+import fcntl
 import os
 import re
 import socket
@@ -122,13 +123,30 @@ def cluster_under_test(say: Say, options: Options | None = None) -> Iterator[Clu
         return
     debian.provide(say)
     archives = images.build(say)
-    cluster = Cluster("e2e")
-    cluster.start(say, options)
-    try:
-        for archive in archives:
-            cluster.load(archive)
-        yield ClusterUnderTest(
-            cluster.kubeconfig, cluster, images.product_image("{target}"), images.REDIS_IMAGE
-        )
-    finally:
-        cluster.stop()
+    cluster = Cluster(os.environ.get("E2E_CLUSTER_NAME", "e2e"))
+    with _reserved(cluster):
+        cluster.start(say, options)
+        try:
+            for archive in archives:
+                cluster.load(archive)
+            yield ClusterUnderTest(
+                cluster.kubeconfig, cluster, images.product_image("{target}"), images.REDIS_IMAGE
+            )
+        finally:
+            cluster.stop()
+
+
+@contextmanager
+def _reserved(cluster: Cluster) -> Iterator[None]:
+    """Another session of the same cluster would take the running one for a leftover and remove it."""
+    path = cluster.layout.lock.with_suffix(".session")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ClusterError(
+                f"other tests are running on cluster {cluster.layout.name}: wait for them, or set "
+                "E2E_CLUSTER_NAME to another name (and run without -n: workers cannot share a cluster)"
+            ) from None
+        yield

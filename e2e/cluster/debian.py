@@ -26,7 +26,10 @@ PACKAGES: Mapping[str, str] = {
 """Program → package."""
 
 CNI_DIR = Path("/usr/lib/cni")
-_CNI_PACKAGE = "containernetworking-plugins"
+_FILES: Mapping[Path, str] = {
+    CNI_DIR / "bridge": "containernetworking-plugins",
+    Path("/usr/include/unistd.h"): "libc6-dev",
+}
 
 
 def provide(say: Say) -> None:
@@ -36,8 +39,7 @@ def provide(say: Say) -> None:
         ClusterError: this is no Debian, not root, or apt failed; the message names the packages.
     """
     missing = sorted({package for program, package in PACKAGES.items() if shutil.which(program) is None})
-    if not (CNI_DIR / "bridge").exists():
-        missing.append(_CNI_PACKAGE)
+    missing += [package for file, package in _FILES.items() if not file.exists()]
     if not missing:
         return
     names = " ".join(missing)

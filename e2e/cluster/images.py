@@ -165,7 +165,8 @@ class _Store:
         archive = self.folder / f"{name}-{hashlib.sha256(made_of.encode()).hexdigest()[:16]}.tar"
         if not archive.exists():
             make()
-            part = archive.with_suffix(f".{os.getpid()}")
+            part = self.folder / f".{name}.part"
+            part.unlink(missing_ok=True)  # buildah adds to an archive that is there
             self.buildah("push", "--quiet", image, f"docker-archive:{part}:{image}")
             for old in self.folder.glob(f"{name}-*.tar"):
                 old.unlink()

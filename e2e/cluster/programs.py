@@ -203,7 +203,7 @@ def _build(family: Family, name: str, say: Say) -> Path:
         if target.is_file():  # another process built it while this one waited
             return target
         started = time.monotonic()
-        part = family.cache / f".{name}.{os.getpid()}"
+        part = family.cache / f".{name}.part"
         try:
             _go_build(go, family, name, part)
             part.replace(target)

@@ -70,6 +70,7 @@ class PlayedNodes:
                 await nodes.register(self._kube, name, self._shape)
 
         await asyncio.gather(*map(register, self.names))
+        await nodes.wait_until_usable(self._kube, self.names)
         beating = nodes.keep_beating(self._kube, self.names, self._heartbeat_s, self._silent)
         self._tasks = [asyncio.create_task(beating), asyncio.create_task(self._follow())]
         return self

@@ -9,7 +9,7 @@ from typing import Any
 
 import aiohttp
 
-from e2e.kube import Kube, KubeError
+from e2e.kube import Kube, KubeError, eventually
 
 _LEASES = "kube-node-lease"
 LABEL = "mooncake.io/played"
@@ -44,6 +44,21 @@ async def register(kube: Kube, name: str, shape: NodeShape) -> None:
         if error.reason != "AlreadyExists":
             raise
     await report_ready(kube, name, shape)
+
+
+async def wait_until_usable(kube: Kube, names: Sequence[str]) -> None:
+    """Wait until the control plane has seen that the nodes are Ready; it taints every new one."""
+
+    async def are_usable() -> bool:
+        tainted = {
+            node["metadata"]["name"]
+            for node in await kube.list_all("Node", labels=LABEL)
+            for taint in node["spec"].get("taints", [])
+            if taint["key"] == "node.kubernetes.io/not-ready"
+        }
+        return not tainted.intersection(names)
+
+    await eventually("the played nodes are usable", are_usable, within_s=60)
 
 
 async def report_ready(kube: Kube, name: str, shape: NodeShape) -> None:
