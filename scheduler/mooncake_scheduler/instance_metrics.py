@@ -54,6 +54,10 @@ def instance_families(services: Services, *, degraded: bool) -> Iterable[Metric]
         "mooncake_index_local", "1 while the index is this scheduler's own although one is shared.", [],
         [([], float(services.shared_index is not None and services.residency.mode == "local"))],
     )  # fmt: skip
+    yield gauge(
+        "mooncake_index_bytes", "Blocks in this scheduler's own index; Redis tells its own memory.", [],
+        [([], float(services.residency.local_index.bytes))],
+    )  # fmt: skip
     yield gauge("mooncake_degraded", "1 while something shared is away.", [], [([], float(degraded))])
     for name, text, value in services.counts():
         yield CounterMetricFamily(name, text, value=value)

@@ -47,6 +47,11 @@ class MemoryIndex:
         """Blocks remembered."""
         return len(self._table)
 
+    @property
+    def bytes(self) -> int:
+        """Bytes of what is remembered of the blocks."""
+        return self._table.bytes
+
     async def attach(self, source: Source) -> None:
         life = self._lives.get(source.instance)
         if life is not None:

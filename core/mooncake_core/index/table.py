@@ -58,6 +58,11 @@ class BlockTable:
         return self._by_age.total()
 
     @property
+    def bytes(self) -> int:
+        """Bytes of all records, those included that are forgotten and not cleaned away yet."""
+        return self._records * _SIZE
+
+    @property
     def buckets(self) -> int:
         """Number of buckets, of a few dozen blocks each: the unit of `rewrite`'s work."""
         return len(self._buckets)

@@ -92,6 +92,16 @@ class Flow:
             future.cancel()
             self._step(reason)
 
+    def check(self) -> None:
+        """Let an interruption that waited for the end of a shield happen here, from within the flow.
+
+        Raises:
+            Interruption: what came meanwhile.
+        """
+        if self._pending is not None and not self.shielded:
+            pending, self._pending = self._pending, None
+            raise pending
+
     def expire(self, now_s: float) -> None:
         """Interrupt the flow when its deadline has passed."""
         if now_s > self.deadline_s:

@@ -175,6 +175,8 @@ class Request:
             services.metrics.admitted()
             services.metrics.overhead(time.monotonic() - job.received_s)
             services.placer.conductor.observe_admitted(job.ask, world.now_s)
+        # What came while the place was taken is nobody's fault that is asked after this.
+        job.flow.check()
 
     def _note_refusal(self, answer: ErrorAnswer) -> None:
         if answer.refused is None:

@@ -79,3 +79,9 @@ class SidecarMetrics(Collector):
             ("pool_blocks_nameless", "Blocks told of by a shortened hash.", residency.mirror.nameless),
         ):
             yield CounterMetricFamily(f"mooncake_sidecar_{name}", text, float(value))
+        # Of the index as a whole, so under its name and not this program's.
+        for name, text, value in (
+            ("events", "Event batches that went into the index.", stream.messages if stream else 0),
+            ("gaps", "Gaps in the sequence of event batches.", stream.gaps if stream else 0),
+        ):
+            yield CounterMetricFamily(f"mooncake_index_{name}", text, float(value))
