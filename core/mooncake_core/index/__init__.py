@@ -2,7 +2,6 @@
 
 from mooncake_core.index.contract import Change, Depth, PrefixIndex, Removed, Source, Stored, Tier
 from mooncake_core.index.memory import MemoryIndex
-from mooncake_core.index.overlay import SpeculativeOverlay
 from mooncake_core.index.redis import RedisIndex, SlotsExhaustedError
 from mooncake_core.index.stats import IndexStats
 
@@ -16,7 +15,6 @@ __all__ = [
     "Removed",
     "SlotsExhaustedError",
     "Source",
-    "SpeculativeOverlay",
     "Stored",
     "Tier",
 ]
