@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -80,22 +79,53 @@ async def test_each_of_three_schedulers_sees_the_load_that_the_others_gave(
                 await until(lambda each=each: promised(each) == 0)  # type: ignore[misc]
 
 
-@pytest.mark.parametrize("frozen", ["idle", "full", "gone"])
+async def spread(
+    running: Sequence[Gateway], fleet: Sequence[ScriptedEngine], count: int, before: int = 0
+) -> list[int]:
+    """How many of `count` requests each engine gets while none of them ends; `before` came earlier."""
+    hold = asyncio.Event()
+    for engine in fleet:
+        engine.usual = Act(hold=hold)
+    had = [len(engine.legs) for engine in fleet]
+    asked = []
+    for number in range(count):
+        one = running[number % len(running)]
+        asked.append(asyncio.ensure_future(one.complete(prompt=[before + number, *range(1_000)])))
+        for each in running:
+            await until(lambda each=each, number=number: promised(each) == number + 1)  # type: ignore[misc]
+    await until(lambda: sum(len(engine.legs) for engine in fleet) == sum(had) + count)
+    got = [len(engine.legs) - earlier for engine, earlier in zip(fleet, had, strict=True)]
+    hold.set()
+    assert [answer.status_code for answer in await asyncio.gather(*asked)] == [200] * count
+    for each in running:
+        await until(lambda each=each: promised(each) == 0)  # type: ignore[misc]
+    return got
+
+
+def foreign(one: Gateway) -> set[str]:
+    """Instances on which this scheduler sees work that came past the ledger."""
+    return set(one.scheduler.services.placer.reported.foreign)
+
+
+FULL = {"running": 40, "waiting": 10, "kv_usage": 0.9}
+"""What an engine says that others use as well."""
+
+
+@pytest.mark.parametrize("frozen", ["idle", "full", "one_full", "gone"])
 async def test_reports_that_froze_neither_draw_the_herd_nor_stop_it(
     tmp_path: Path, redis_server: RedisServer, frozen: str
 ) -> None:
     fleet = [ScriptedEngine(f"b{n}") for n in range(3)]
-    hold = asyncio.Event()
     settings = {"admission": {"mode": "predictive"}, "slo": {"ttft_s": 30, "tbt_s": 0.2}}
     async with schedulers(tmp_path, redis_server, 2, fleet, **settings) as running:
         there = running[0].announced  # type: ignore[attr-defined]
-        long_ago_s = time.time() - 300
+        clock = running[0].scheduler.services.clock
+        long_ago_s = clock.now_s() - 300 * clock.scale
+        full = EngineReport(running=256, waiting=999, kv_usage=1.0, at_s=long_ago_s)
         said = {
             "idle": {"b0": EngineReport(at_s=long_ago_s)},
-            "full": {
-                name: EngineReport(running=256, waiting=999, kv_usage=1.0, at_s=long_ago_s)
-                for name in ("b0", "b1", "b2")
-            },
+            "full": {name: full for name in ("b0", "b1", "b2")},
+            "one_full": {"b0": full},
             "gone": {},
         }
         there.reports.update(said[frozen])
@@ -103,18 +133,44 @@ async def test_reports_that_froze_neither_draw_the_herd_nor_stop_it(
         await until(
             lambda: all(len(one.scheduler.services.roster.reports) == len(said[frozen]) for one in running)
         )
+        assert await spread(running, fleet, 12) == [4, 4, 4]
+
+
+async def test_a_fresh_report_of_work_past_the_ledger_keeps_new_work_away_until_it_is_stale(
+    tmp_path: Path, redis_server: RedisServer
+) -> None:
+    fleet = [ScriptedEngine(f"b{n}") for n in range(3)]
+    async with schedulers(tmp_path, redis_server, 2, fleet) as running:
+        there = running[0].announced  # type: ignore[attr-defined]
+        there.reports["b0"] = EngineReport(**FULL, at_s=running[0].scheduler.services.clock.now_s())
+        await there.beat()
+        await until(lambda: all(foreign(one) == {"b0"} for one in running))
+        # As above, but for its age: were age not looked at, one of the two tests had to fail.
+        assert await spread(running, fleet, 6) == [0, 3, 3]
+        # Nothing more is heard; what was said is not believed for ever.
+        await until(lambda: all(foreign(one) == set() for one in running))
+        assert await spread(running, fleet, 6, before=6) == [2, 2, 2]
+
+
+async def test_a_report_of_our_own_work_alone_changes_nothing(
+    tmp_path: Path, redis_server: RedisServer
+) -> None:
+    fleet = [ScriptedEngine(f"b{n}") for n in range(3)]
+    async with schedulers(tmp_path, redis_server, 1, fleet) as running:
+        hold = asyncio.Event()
         for engine in fleet:
             engine.usual = Act(hold=hold)
-        asked = []
-        for number in range(12):
-            one = running[number % 2]
-            asked.append(asyncio.ensure_future(one.complete(prompt=[number, *range(1_000)])))
-            for each in running:
-                await until(lambda each=each, number=number: promised(each) == number + 1)  # type: ignore[misc]
-        await until(lambda: sum(len(engine.legs) for engine in fleet) == 12)
-        assert [len(engine.legs) for engine in fleet] == [4, 4, 4]
+        asked = [asyncio.ensure_future(running[0].complete(prompt=[n, *range(1_000)])) for n in range(3)]
+        await until(lambda: sum(len(engine.legs) for engine in fleet) == 3)
+        there = running[0].announced  # type: ignore[attr-defined]
+        for engine in fleet:
+            now_s = running[0].scheduler.services.clock.now_s()
+            there.reports[engine.name] = EngineReport(running=len(engine.legs), at_s=now_s)
+        await there.beat()
+        await until(lambda: len(running[0].scheduler.services.roster.reports) == 3)
+        assert foreign(running[0]) == set()
         hold.set()
-        assert [answer.status_code for answer in await asyncio.gather(*asked)] == [200] * 12
+        assert [answer.status_code for answer in await asyncio.gather(*asked)] == [200] * 3
 
 
 async def test_four_schedulers_that_are_asked_at_once_never_fill_an_engine_of_eight_with_nine(
