@@ -82,7 +82,7 @@ def _parser() -> argparse.ArgumentParser:
     built = command("images", _images, "build the images on a local base", named=False)
     built.add_argument("targets", nargs="*", help="targets of the Dockerfile")
     up = command("up", _up, "start a cluster, leave it running, print how to reach it")
-    up.add_argument("--hugepages", type=int, default=0, help="pages of 2 MiB that the node offers")
+    up.add_argument("--hugepages", type=int, default=0, help="pages of 2 MiB to add to the machine's")
     up.add_argument("--no-images", action="store_true", help="do not build and load the project's images")
     command("stop", _stop, "end a cluster and remove all its traces")
     command("status", _status, "show what of a cluster is on this machine")

@@ -40,7 +40,7 @@ class Options:
     """How a cluster is to be.
 
     Attributes:
-        hugepages_2mi: pages of 2 MiB that the node offers.
+        hugepages_2mi: pages of 2 MiB to add to those that the machine has; the node offers them all.
         arguments: more arguments for programs, by name (``kube-apiserver``, ``kube-controller-manager``, …).
     """
 

@@ -69,7 +69,7 @@ class Layout:
 
     @property
     def machine(self) -> Path:
-        """What was changed on the machine, and what it was before."""
+        """What this cluster changed on the machine."""
         return self.state / "machine.json"
 
     @property

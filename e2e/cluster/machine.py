@@ -22,6 +22,7 @@ _SET_BY_KUBELET = (
     "kernel/keys/root_maxkeys",
     "kernel/keys/root_maxbytes",
 )
+_PARAMETERS = ".parameters.json"
 _CGROUPS = Path("/sys/fs/cgroup")
 
 
@@ -30,21 +31,22 @@ def prepare(layout: Layout, hugepages_2mi: int) -> None:
 
     Args:
         layout: the cluster.
-        hugepages_2mi: pages of 2 MiB that the node shall have; 0 leaves the machine's number alone.
+        hugepages_2mi: pages of 2 MiB to add to those that the machine has; its node offers them all.
 
     Raises:
         ClusterError: the machine has not that many free in one piece.
     """
-    parameters = [Path("/proc/sys") / name for name in _SET_BY_KUBELET]
-    before = {str(path): path.read_text().strip() for path in [*parameters, _HUGEPAGES] if path.exists()}
+    _note_parameters(layout)
+    before = int(_HUGEPAGES.read_text()) if hugepages_2mi else 0
     mounts_hugetlb = hugepages_2mi > 0 and _lacks_hugetlb()
-    layout.machine.write_text(json.dumps({"values": before, "mounted_hugetlb": mounts_hugetlb}))
+    noted = {"hugepages_before": before, "hugepages_added": hugepages_2mi, "mounts_hugetlb": mounts_hugetlb}
+    layout.machine.write_text(json.dumps(noted))
     if mounts_hugetlb:
         (_CGROUPS / "hugetlb").mkdir(exist_ok=True)
         _run("mount", "-t", "cgroup", "-o", "hugetlb", "hugetlb", str(_CGROUPS / "hugetlb"))
     if hugepages_2mi:
-        _HUGEPAGES.write_text(str(hugepages_2mi))
-        got = int(_HUGEPAGES.read_text())
+        _HUGEPAGES.write_text(str(before + hugepages_2mi))
+        got = int(_HUGEPAGES.read_text()) - before
         if got < hugepages_2mi:
             raise ClusterError(
                 f"wanted {hugepages_2mi} pages of 2 MiB, the kernel found {got}: free memory, or ask for less"
@@ -54,20 +56,44 @@ def prepare(layout: Layout, hugepages_2mi: int) -> None:
 
 
 def restore(layout: Layout) -> None:
-    """Put back what :func:`prepare` noted; nothing noted, nothing to do."""
-    if not layout.machine.exists():
-        return
-    noted = json.loads(layout.machine.read_text())
-    for name, value in noted["values"].items():
-        path = Path(name)
-        if path.read_text().strip() != value:
-            path.write_text(value)
-    if noted["mounted_hugetlb"]:
-        with suppress(ClusterError):  # unmounted already
-            _run("umount", str(_CGROUPS / "hugetlb"))
-        with suppress(OSError):
-            (_CGROUPS / "hugetlb").rmdir()
-    layout.machine.unlink()
+    """Put back what :func:`prepare` noted; nothing noted, nothing to do.
+
+    Clusters end in any order: each gives back the hugepages that it added, and the last one the kernel
+    parameters, for all kubelets set them alike.
+    """
+    if layout.machine.exists():
+        noted = json.loads(layout.machine.read_text())
+        if noted.get("hugepages_added") and int(_HUGEPAGES.read_text()) != noted["hugepages_before"]:
+            _HUGEPAGES.write_text(str(max(0, int(_HUGEPAGES.read_text()) - noted["hugepages_added"])))
+        if noted.get("mounts_hugetlb"):
+            with suppress(ClusterError):  # unmounted already
+                _run("umount", str(_CGROUPS / "hugetlb"))
+            with suppress(OSError):
+                (_CGROUPS / "hugetlb").rmdir()
+        layout.machine.unlink()
+    if not _others(layout):
+        _restore_parameters(layout)
+
+
+def _note_parameters(layout: Layout) -> None:
+    note = layout.state.parent / _PARAMETERS
+    if not (note.exists() and _others(layout)):
+        paths = [Path("/proc/sys") / name for name in _SET_BY_KUBELET]
+        note.write_text(json.dumps({str(path): path.read_text().strip() for path in paths if path.exists()}))
+
+
+def _restore_parameters(layout: Layout) -> None:
+    note = layout.state.parent / _PARAMETERS
+    if note.exists():
+        for name, value in json.loads(note.read_text()).items():
+            if Path(name).read_text().strip() != value:
+                Path(name).write_text(value)
+        note.unlink()
+
+
+def _others(layout: Layout) -> list[Path]:
+    """Folders of other clusters on this machine."""
+    return [path for path in layout.state.parent.iterdir() if path.is_dir() and path != layout.state]
 
 
 def hierarchies() -> Iterator[Path]:
