@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from math import inf
 from typing import NamedTuple
 
 import structlog
@@ -18,7 +19,7 @@ from mooncake_scheduler.conductor.model import Placement
 from mooncake_scheduler.gateway import engines
 from mooncake_scheduler.gateway.answers import usage_of, with_cached_tokens, without_kv_params
 from mooncake_scheduler.gateway.errors import ErrorAnswer, upstream_failed
-from mooncake_scheduler.gateway.flow import ClientLeftError, DeadlineError
+from mooncake_scheduler.gateway.flow import ClientLeftError, DeadlineError, StagedLostError
 from mooncake_scheduler.gateway.http1.heads import JSON, header
 from mooncake_scheduler.gateway.job import Job
 from mooncake_scheduler.gateway.legs import Leg, StreamLeg
@@ -29,7 +30,7 @@ from mooncake_scheduler.gateway.services import Services
 _log = structlog.get_logger(__name__)
 
 RELEASE_GRACE_S = 2.0
-"""Wall seconds a decode whose client left is given to take the staged KV, when nothing tells that it has."""
+"""Wall seconds a decode is given to take the staged KV, when nothing tells that it has."""
 OVERRUN = 20.0
 """A whole answer may take so many times its predicted decode before its engine counts as hanging."""
 _TRACE_HEADERS = (b"traceparent", b"tracestate")
@@ -71,6 +72,7 @@ class Attempt:
         self._job = job
         self._placement = placement
         self._leg: Leg | None = None
+        self._source: Member | None = None
         self._refused: ErrorAnswer | None = None
         self.unwanted: Staged | None = None
         """KV that nobody will decode: its prefill instance holds it until somebody takes it (`discard`)."""
@@ -113,15 +115,33 @@ class Attempt:
         job.handed_over_s = time.monotonic() if job.wish.streams else 0.0
         leg = self._answering_leg(staged.answer.cached_tokens)
         await self._believe(member.instance, 0.0)
+        self._source = staged.member
+        # Of a whole answer nothing tells when the KV was taken.
+        until_s = inf if job.wish.streams else time.monotonic() + RELEASE_GRACE_S
+        staged.member.awaited[job.flow] = until_s
         try:
             failure = await self._answer(leg, member, body, services.config.first_token_timeout_s)
+        except StagedLostError:
+            _log.warning("staged KV was lost", request_id=job.request_id, instance=prefill.id)
+            self.abort()
+            services.engine_ids.forget(prefill.id)
+            return Failure(staged.member, Setback.BROKEN, job.phase)
         except ClientLeftError:
+            self._staged_taken()
             await self._let_staged_go(leg)
             raise
+        finally:
+            self._staged_taken()
         if failure is None:
             return None
         services.engine_ids.forget(prefill.id)
         return failure._replace(staged=staged)
+
+    def _staged_taken(self) -> None:
+        """Decode no longer depends on the instance where its KV was staged."""
+        source, self._source = self._source, None
+        if source is not None:
+            source.awaited.pop(self._job.flow, None)
 
     def abort(self) -> None:
         """End the leg under way, if any; its engine notices that the connection closes."""
@@ -245,6 +265,7 @@ class Attempt:
             except ConnectionError as error:
                 _log.warning("no engine id", instance=member.instance.id, error=str(error))
                 services.roster.faulted(member)
+                services.roster.lost(member)
                 return Failure(member, Setback.CONNECT, Phase.PREFILLING)
         if rank is None:
             chosen = ranks[member.requests % len(ranks)]
@@ -380,6 +401,7 @@ class Attempt:
         """The first token has come: if the answering engine prefilled, it has done so."""
         job, services = self._job, self._services
         job.enter(Phase.DECODING)
+        self._staged_taken()
         if not job.prefill_done:
             services.ledger.prefill_finished(job.ask.id, services.clock.now_s())
         services.accounting.begun(job)
@@ -393,6 +415,8 @@ class Attempt:
         if setback.is_fault:
             services.roster.faulted(member)
             services.engine_ids.forget(member.instance.id)
+        if setback is Setback.CONNECT:
+            services.roster.lost(member)
         status = leg.error_status if isinstance(leg, StreamLeg) and leg.error_status else leg.status
         _log.warning(
             "a leg failed", request_id=self._job.request_id, instance=member.instance.id,

@@ -31,6 +31,10 @@ class DeadlineError(Interruption):
     """The present phase took too long."""
 
 
+class StagedLostError(Interruption):
+    """The instance ended at which KV is staged that decode has not taken."""
+
+
 @types.coroutine
 def park() -> Generator[None, None, None]:
     """Wait for the next `Flow.wake`; the caller checks its condition before and after."""

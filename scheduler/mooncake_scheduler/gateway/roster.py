@@ -16,6 +16,7 @@ import structlog
 from mooncake_core.registry import EngineReport, Instance, InstanceState, Registry, Role
 from mooncake_scheduler.conductor.cost import class_of
 from mooncake_scheduler.gateway.breaker import Breaker, BreakerState
+from mooncake_scheduler.gateway.flow import Flow, StagedLostError
 from mooncake_scheduler.gateway.http1 import Upstream
 
 _log = structlog.get_logger(__name__)
@@ -36,6 +37,9 @@ class Member:
     requests: int = 0
     prompt_tokens: int = 0
     cached_tokens: int = 0
+    awaited: dict[Flow, float] = field(default_factory=dict)
+    """Requests whose decode may not have taken yet what is staged here, and until when that counts (monotonic
+    seconds)."""
     inbound_flows: int = 0
     """Prefixes being fetched into it for requests of this gateway."""
     tokenizer_compared: int | None = None
@@ -120,13 +124,16 @@ class Roster:
             if instance.model and self._model and instance.model != self._model:
                 continue
             self._take_engine(instance)
-        for gone in [i for i in self.members if i not in seen]:
+        lost = [self.members.pop(gone) for gone in [i for i in self.members if i not in seen]]
+        for member in lost:
             # Not heard of is not dead: its sidecar may be. Streams of a dead engine break by themselves.
-            self.members.pop(gone).upstream.retire()
+            member.upstream.retire()
             self.version += 1
         for gone in [i for i in self.stores if i not in seen]:
             del self.stores[gone]
             self.version += 1
+        for member in lost:
+            self.lost(member)
 
     def _take_engine(self, instance: Instance) -> None:
         member = self.members.get(instance.id)
@@ -145,10 +152,13 @@ class Roster:
             if member.instance.url != instance.url:
                 member.upstream.retire()
                 member.upstream = Upstream(instance.url)
-            if member.instance.epoch != instance.epoch:
+            began_anew = member.instance.epoch != instance.epoch
+            if began_anew:
                 member.breaker = Breaker()
             member.instance = instance
             member.whole = _whole(instance)
+            if began_anew:
+                self.lost(member)
         self.version += 1
 
     # -- what requests look at
@@ -214,6 +224,14 @@ class Roster:
         member.breaker.failed(time.monotonic())
         self._count_tripped()
 
+    def lost(self, member: Member) -> None:
+        """An instance is gone or began anew: who still waits for KV staged there would wait in vain."""
+        awaited, member.awaited = member.awaited, {}
+        now_s = time.monotonic()
+        for flow, until_s in awaited.items():
+            if now_s < until_s:
+                flow.interrupt(StagedLostError())
+
     def sent(self, member: Member) -> None:
         """A leg is sent to an instance."""
         member.requests += 1
@@ -239,6 +257,8 @@ class Roster:
                 epoch = member.instance.epoch + 1
                 member.instance = msgspec.structs.replace(member.instance, epoch=epoch)
                 member.whole = _whole(member.instance)
+        else:
+            self.lost(member)
         return healthy
 
     def close(self) -> None:

@@ -277,3 +277,35 @@ async def test_every_endpoint_reserves_and_releases(tmp_path: Path) -> None:
         hold.set()
         assert [answer.status_code for answer in await asyncio.gather(*sent)] == [200] * 5
         await running.settled()
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_decode_whose_staged_kv_died_with_its_prefill_is_placed_anew_at_once(
+    tmp_path: Path, stream: bool
+) -> None:
+    """The decode hangs, as a real one does; only the prefill's own end tells that it waits in vain."""
+    async with cluster(tmp_path, prefill=2, first_token_timeout_s=60.0) as (running, prefill, decode):
+        decode[0].script = [Act(stall=True)]
+        asked = asyncio.create_task(running.complete(stream=stream))
+        await until(lambda: len(decode[0].legs) == 1)
+        (source,) = [engine for engine in prefill if engine.legs]
+        await source.kill()
+        answer = await asyncio.wait_for(asked, 15)
+        assert answer.status_code == 200
+        assert [len(engine.legs) for engine in prefill] == [1, 1]
+        assert len(decode[0].legs) == 2
+        await running.settled()
+
+
+async def test_a_stream_that_has_begun_goes_on_without_the_prefill_that_died(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as (running, prefill, decode):
+        decode[0].script = [Act(tokens=4, gap_s=0.5)]
+        asked = asyncio.create_task(running.stream())
+        await until(lambda: len(decode[0].legs) == 1)
+        roster = running.scheduler.services.roster
+        await until(lambda: not roster.members["p0"].awaited)
+        await prefill[0].kill()
+        roster.lost(roster.members["p0"])
+        assert (await asked).rstrip().endswith("data: [DONE]")
+        assert len(decode[0].legs) == 1
+        await running.settled()
