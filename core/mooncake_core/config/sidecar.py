@@ -45,6 +45,8 @@ class SidecarConfig(ConfigDocument):
     topology_domain: str = ""
     instance_class: str = ""
     pipeline_stages: int = Field(default=1, ge=1)
+    block_size_tokens: int = Field(default=0, ge=0)
+    """What the engine was started with, for engines that tell no metrics; 0 = asked from it."""
     kv_capacity_tokens: int = Field(default=0, ge=0)
     """0 = read from the engine's `cache_config_info` metric."""
     max_batch: int = Field(default=0, ge=0)
