@@ -101,7 +101,7 @@ async def _is_idle(config: SidecarConfig) -> bool:
     probe = EngineProbe(config.engine_url)
     try:
         load = await probe.load()
-        return not (load.running or load.waiting)
+        return load.is_told and not (load.running or load.waiting)
     except ConnectionError:
         return await probe.health() is Health.DEAD
     finally:

@@ -13,6 +13,8 @@ _log = structlog.get_logger(__name__)
 LEAK_AFTER_S = 60.0
 """KV that waits for its decode is in use at rest too, for a moment."""
 SILENT_AFTER_BLOCKS = 16
+HITLESS_AFTER_TOKENS = 500_000
+"""Prompts that have nothing in common at all are rare: even one system prompt shows as hits long before."""
 
 
 @dataclass(slots=True)
@@ -30,8 +32,14 @@ class Alarms:
     """KV blocks stay in use though no request runs or waits (engines.md §4, rules 3 and 5)."""
     publisher_silent: bool = False
     """Prompts are computed and no event was ever published (ai-dynamo/dynamo issue 11984)."""
+    metrics_missing: bool = False
+    """The engine tells no metrics: its load is known from the ledger alone."""
+    never_hit: bool = False
+    """It publishes blocks, and nothing looked for in caches is ever found (vllm-project/vllm issue 51875)."""
     _resting_since_s: float | None = None
     _first_prompt_tokens: float | None = None
+    _hitless_since: tuple[float, float] | None = None
+    """Queries and hits at the last moment at which something had been found."""
 
     def observe(self, load: Load, messages: int, now_s: float) -> None:
         """Look at the engine's metrics.
@@ -41,8 +49,21 @@ class Alarms:
             messages: events heard in this life of the engine.
             now_s: a clock that never goes back, wall seconds.
         """
-        self._watch_leak(load, now_s)
-        self._watch_silence(load, messages)
+        self._watch_metrics(load)
+        if load.is_told:
+            self._watch_leak(load, now_s)
+            self._watch_silence(load, messages)
+            self._watch_hits(load, messages)
+
+    def _watch_metrics(self, load: Load) -> None:
+        if not load.is_told and not self.metrics_missing:
+            _log.error(
+                "the engine tells no metrics: its load and faults are invisible here, placement goes by what"
+                " schedulers have promised it; vLLM tells none with --disable-log-stats"
+            )
+        elif self.metrics_missing and load.is_told:
+            _log.info("the engine tells metrics")
+        self.metrics_missing = not load.is_told
 
     def _watch_leak(self, load: Load, now_s: float) -> None:
         if load.running or load.waiting or load.kv_usage <= 0:
@@ -71,3 +92,18 @@ class Alarms:
         elif self.publisher_silent and not silent:
             _log.info("the engine publishes KV events")
         self.publisher_silent = silent
+
+    def _watch_hits(self, load: Load, messages: int) -> None:
+        if self._hitless_since is None or load.cache_hits_tokens != self._hitless_since[1]:
+            self._hitless_since = (load.cache_queries_tokens, load.cache_hits_tokens)
+        queried = load.cache_queries_tokens - self._hitless_since[0]
+        hitless = bool(messages) and queried > HITLESS_AFTER_TOKENS
+        if hitless and not self.never_hit:
+            _log.error(
+                "blocks are published and nothing is ever found in a cache: do all engines have the same"
+                " PYTHONHASHSEED, block size and model arguments, and is prefix caching on?",
+                queried_tokens=queried,
+            )
+        elif self.never_hit and not hitless:
+            _log.info("prompts find cached blocks")
+        self.never_hit = hitless

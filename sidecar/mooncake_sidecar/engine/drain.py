@@ -63,11 +63,12 @@ async def _look(sidecar: Sidecar) -> Drained | None:
         return Drained.GONE if await sidecar.probe.health() is Health.DEAD else None
     if load.running or load.waiting:
         return None
+    # An engine without metrics is as idle as the ledger says.
     config = sidecar.config
     try:
         prefills, decodes = await promised(
             sidecar.client, prefix=ledger_prefix(config.namespace), instance=config.instance
         )
     except ConnectionError:
-        return Drained.IDLE  # without Redis only the engine can be asked
+        return Drained.IDLE if load.is_told else None  # without Redis only the engine can be asked
     return None if prefills or decodes else Drained.IDLE

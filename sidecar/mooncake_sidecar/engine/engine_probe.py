@@ -50,7 +50,12 @@ class Load(NamedTuple):
     waiting: int
     kv_usage: float
     prompt_tokens: float
-    """Counted since the engine began."""
+    """Counted since the engine began, as all that follows."""
+    cache_queries_tokens: float = 0.0
+    """Looked for in its own cache and in what its connectors reach."""
+    cache_hits_tokens: float = 0.0
+    is_told: bool = True
+    """Whether the engine tells metrics at all; without them all of this is 0 and means nothing."""
 
 
 class EngineProbe:
@@ -98,7 +103,7 @@ class EngineProbe:
         )
 
     async def load(self) -> Load:
-        """Read the metrics.
+        """Read the metrics; of an engine run with `--disable-log-stats` there are none.
 
         Raises:
             ConnectionError: they cannot be read.
@@ -109,6 +114,11 @@ class EngineProbe:
             waiting=int(_sample(text, "vllm:num_requests_waiting")),
             kv_usage=_sample(text, "vllm:kv_cache_usage_perc"),
             prompt_tokens=_sample(text, "vllm:prompt_tokens_total"),
+            cache_queries_tokens=_sample(text, "vllm:prefix_cache_queries_total")
+            + _sample(text, "vllm:external_prefix_cache_queries_total"),
+            cache_hits_tokens=_sample(text, "vllm:prefix_cache_hits_total")
+            + _sample(text, "vllm:external_prefix_cache_hits_total"),
+            is_told="vllm:num_requests_running" in text,
         )
 
     async def close(self) -> None:

@@ -51,6 +51,16 @@ class SidecarMetrics(Collector):
                 "1 while prompts are computed and no KV event was ever published.",
                 bool(alarms and alarms.publisher_silent),
             ),
+            (
+                "engine_metrics_missing",
+                "1 while the engine tells no metrics, so that its load is not reported.",
+                bool(alarms and alarms.metrics_missing),
+            ),
+            (
+                "engine_never_hits",
+                "1 while blocks are published and nothing looked for is found in a cache.",
+                bool(alarms and alarms.never_hit),
+            ),
         ):
             yield GaugeMetricFamily(f"mooncake_sidecar_{name}", text, float(value))
 

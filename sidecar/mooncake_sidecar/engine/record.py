@@ -7,12 +7,12 @@ from mooncake_core.registry import Instance, InstanceState
 from mooncake_sidecar.engine.engine_probe import EventSource, Facts
 
 _DEFAULT_BLOCK_SIZE_TOKENS = 16
-"""vLLM's, for engines that run without metrics."""
+"""vLLM's, where nobody says."""
 
 
 def instance_record(config: SidecarConfig, facts: Facts, state: InstanceState, last_epoch: int) -> Instance:
-    """The registration. What the configuration says wins over what the engine says."""
-    block_size = facts.block_size_tokens or _DEFAULT_BLOCK_SIZE_TOKENS
+    """The registration. What the configuration says wins, but the engine knows its block size."""
+    block_size = facts.block_size_tokens or config.block_size_tokens or _DEFAULT_BLOCK_SIZE_TOKENS
     return Instance(
         id=config.instance,
         role=config.role,

@@ -222,6 +222,8 @@ class Sidecar:
         if self.alarms is not None:
             messages = self.stream.messages if self.stream is not None else 0
             self.alarms.observe(self.load, messages, time.monotonic())
+        if not self.load.is_told:
+            return None  # a report of zeros would tell schedulers that it idles
         return EngineReport(
             running=self.load.running,
             waiting=self.load.waiting,

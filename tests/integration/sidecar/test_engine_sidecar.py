@@ -100,6 +100,27 @@ async def registered(shared: SharedView, *, after: int = 0) -> int:
     return instance.epoch
 
 
+async def test_an_engine_without_metrics_is_registered_and_indexed_and_no_load_is_reported(
+    simulated: Simulated, start: Start, shared: SharedView
+) -> None:
+    mute = simulated.engine("--disable-log-stats", events=True, environ=AS_BYTES)
+    assert "vllm:" not in mute.http.get(f"{mute.url}/metrics").text
+    sidecar = start(mute, block_size_tokens=BLOCK, drain_timeout_s=10)
+    compute(mute, 1000)
+    await agrees(shared, mute)
+    instance = await shared.instance("engine-0")
+    assert instance is not None
+    assert (instance.block_size_tokens, instance.kv_capacity_tokens) == (BLOCK, 0)
+    # An idle engine would be told of in every heartbeat: nothing at all is better than zeros.
+    assert await shared.registry.reports() == {}
+    async with httpx.AsyncClient(base_url=sidecar.url, trust_env=False) as http:
+        assert "mooncake_sidecar_engine_metrics_missing 1.0" in (await http.get("/metrics")).text
+    assert "--disable-log-stats" in sidecar.log()
+    draining = sidecar.drain()
+    said, _ = await asyncio.to_thread(draining.communicate, timeout=15)
+    assert draining.returncode == 0, said
+
+
 async def test_an_engine_is_registered_with_what_it_is(
     engine: SimulatedProcess, start: Start, shared: SharedView
 ) -> None:

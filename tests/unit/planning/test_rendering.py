@@ -148,6 +148,7 @@ def test_with_redis_each_engine_gets_a_sidecar_that_announces_it_by_its_own_addr
     assert config.bootstrap_url == "http://$(MOONCAKE_POD_IP):21001"
     assert config.redis_url == "redis://q-redis.default.svc:21000/0"
     assert config.store_url == "http://q-kv-master.default.svc:21001"
+    assert config.block_size_tokens == 512
     assert config.events_endpoint is not None
     published = json.loads(flag(container(pod, "engine")["args"], "--kv-events-config"))
     assert published["endpoint"] == config.events_endpoint

@@ -1,6 +1,6 @@
 """Faults that only metrics show."""
 
-from mooncake_sidecar.engine.alarms import LEAK_AFTER_S, SILENT_AFTER_BLOCKS, Alarms
+from mooncake_sidecar.engine.alarms import HITLESS_AFTER_TOKENS, LEAK_AFTER_S, SILENT_AFTER_BLOCKS, Alarms
 from mooncake_sidecar.engine.engine_probe import Load
 
 
@@ -41,3 +41,36 @@ def test_an_engine_that_should_not_publish_may_be_silent() -> None:
     alarms.observe(load(), 0, 0.0)
     alarms.observe(load(prompt_tokens=1e6), 0, 1.0)
     assert not alarms.publisher_silent
+
+
+def test_an_engine_whose_blocks_are_never_found_again_is_reported_until_they_are() -> None:
+    alarms = Alarms(16, publishes=True)
+    # What was found before the sidecar came says nothing of now.
+    alarms.observe(load(cache_queries_tokens=9e6, cache_hits_tokens=5e6), 1, 0.0)
+    queried = 9e6 + HITLESS_AFTER_TOKENS
+    alarms.observe(load(cache_queries_tokens=queried, cache_hits_tokens=5e6), 1, 1.0)
+    assert not alarms.never_hit
+    alarms.observe(load(cache_queries_tokens=queried + 1, cache_hits_tokens=5e6), 1, 2.0)
+    assert alarms.never_hit
+    alarms.observe(load(cache_queries_tokens=queried + 100, cache_hits_tokens=5e6 + 16), 1, 3.0)
+    assert not alarms.never_hit
+
+
+def test_one_hit_now_and_then_is_enough_and_without_events_there_is_nothing_to_find() -> None:
+    hits, silent = Alarms(16, publishes=True), Alarms(16, publishes=False)
+    for second in range(100):
+        queried = second * HITLESS_AFTER_TOKENS / 4
+        hits.observe(load(cache_queries_tokens=queried, cache_hits_tokens=second // 3), 1, float(second))
+        silent.observe(load(cache_queries_tokens=queried), 0, float(second))
+        assert not hits.never_hit
+        assert not silent.never_hit
+
+
+def test_without_metrics_that_is_the_only_alarm() -> None:
+    alarms = Alarms(16, publishes=True)
+    for second in range(200):
+        alarms.observe(load(is_told=False), 0, float(second))
+    assert alarms.metrics_missing
+    assert not any((alarms.kv_leaked, alarms.publisher_silent, alarms.never_hit))
+    alarms.observe(load(), 0, 200.0)
+    assert not alarms.metrics_missing

@@ -100,6 +100,7 @@ def sidecar_config(plan: Plan, pool: EnginePoolPlan, pod: str, pairing: str) -> 
         store=plan.store.name if plan.store else "",
         store_url=master_url(plan) if plan.store else "",
         pipeline_stages=pool.spec.instance.parallelism.pipeline,
+        block_size_tokens=engine.block_size,
         kv_capacity_tokens=kv_capacity_tokens(engine),
         max_batch=max_batch(engine),
         time_scale=engine.time_scale,
