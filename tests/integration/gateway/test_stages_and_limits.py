@@ -325,3 +325,27 @@ async def test_an_engine_is_not_taken_for_one_without_tokenizer_because_of_an_er
     monkeypatch.setattr(parity, "tokenize", broken)
     with pytest.raises(ConnectionError):
         await mismatch(ModelFolder(write_toy_model(tmp_path / "model")), None, "tiny")  # type: ignore[arg-type]
+
+
+async def test_a_stream_teaches_the_pace_of_the_batch_that_it_was_part_of(tmp_path: Path) -> None:
+    learned: list[tuple[float, float]] = []
+    async with pair(tmp_path) as (running, _, decode):
+        conductor = running.scheduler.services.placer.conductor
+        conductor.observe_step = lambda _, batch, kv, __: learned.append((batch, kv))  # type: ignore[method-assign]
+        for together in (1, 2, 4):
+            learned.clear()
+            hold = asyncio.Event()
+            decode.usual = Act(hold=hold, gap_s=0.02)
+            before = len(decode.legs)
+            asked = [
+                asyncio.ensure_future(running.complete(stream=True, max_tokens=20)) for _ in range(together)
+            ]
+            await until(lambda wanted=before + together: len(decode.legs) == wanted)  # type: ignore[misc]
+            hold.set()
+            await asyncio.gather(*asked)
+            await running.settled()
+            assert len(learned) == together
+            # The last to end may have been alone at its end, but never without itself.
+            assert max(batch for batch, _ in learned) == together
+            assert min(batch for batch, _ in learned) >= (together + 1) / 2
+        assert min(kv for _, kv in learned) >= 40 + 20 / 2

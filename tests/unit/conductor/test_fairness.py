@@ -60,3 +60,15 @@ def test_shares_of_the_limits():
 def test_a_weight_has_to_be_positive():
     with pytest.raises(ValueError, match="tenant a"):
         FairShare({"a": 0})
+
+
+def test_other_weights_count_from_then_on_and_a_bad_one_changes_nothing():
+    share = FairShare()
+    share.charge("a", 3_000, 0.0)
+    share.charge("b", 1_000, 0.0)
+    assert share.excess("a", 0.0) == pytest.approx(0.5)
+    share.set_weights({"a": 3.0})
+    assert share.excess("a", 0.0) == pytest.approx(0)
+    with pytest.raises(ValueError, match="above 0"):
+        share.set_weights({"a": 1.0, "b": 0.0})
+    assert share.excess("a", 0.0) == pytest.approx(0)
