@@ -30,7 +30,10 @@ from mooncake_scheduler.gateway.services import Services
 _log = structlog.get_logger(__name__)
 
 RELEASE_GRACE_S = 2.0
-"""Wall seconds a decode is given to take the staged KV, when nothing tells that it has."""
+"""Wall seconds a decode whose client left is given to take the staged KV, when nothing tells that it has."""
+UNTOLD_S = 10.0
+"""Wall seconds for which a whole answer may still wait for its staged KV, which nothing tells: longer than it
+takes to notice that an instance died, and short enough not to throw long decodes away."""
 OVERRUN = 20.0
 """A whole answer may take so many times its predicted decode before its engine counts as hanging."""
 _TRACE_HEADERS = (b"traceparent", b"tracestate")
@@ -116,8 +119,7 @@ class Attempt:
         leg = self._answering_leg(staged.answer.cached_tokens)
         await self._believe(member.instance, 0.0)
         self._source = staged.member
-        # Of a whole answer nothing tells when the KV was taken.
-        until_s = inf if job.wish.streams else time.monotonic() + RELEASE_GRACE_S
+        until_s = inf if job.wish.streams else time.monotonic() + UNTOLD_S
         staged.member.awaited[job.flow] = until_s
         try:
             failure = await self._answer(leg, member, body, services.config.first_token_timeout_s)
