@@ -7,6 +7,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -237,7 +238,7 @@ class Cluster:
         leftovers.clean(self.layout)
 
     def _keep_logs(self) -> None:
-        kept = Path("/tmp") / f"mooncake-cluster-{self.layout.name}-logs"
+        kept = Path(tempfile.gettempdir()) / f"mooncake-cluster-{self.layout.name}-logs"
         shutil.rmtree(kept, ignore_errors=True)
         if self.layout.logs.exists():
             shutil.copytree(self.layout.logs, kept)

@@ -199,13 +199,13 @@ def _build(family: Family, name: str, say: Say) -> Path:
         )
     family.cache.mkdir(parents=True, exist_ok=True)
     target = family.cache / name
-    with _locked(family.cache / ".lock"):
+    with _locked(family.cache / ".lock") as lock:
         if target.is_file():  # another process built it while this one waited
             return target
         started = time.monotonic()
         part = family.cache / f".{name}.part"
         try:
-            _go_build(go, family, name, part)
+            _go_build(go, family, name, part, lock)
             part.replace(target)
         finally:
             part.unlink(missing_ok=True)
@@ -213,7 +213,8 @@ def _build(family: Family, name: str, say: Say) -> Path:
     return target
 
 
-def _go_build(go: str, family: Family, name: str, output: Path) -> None:
+def _go_build(go: str, family: Family, name: str, output: Path, lock: int) -> None:
+    """Build one program; the compiler holds the lock too, for it outlives a driver that is killed."""
     command = [go, "build", "-trimpath", "-buildvcs=false", "-ldflags", family.ldflags(), "-o", str(output)]
     if family.tags:
         command += ["-tags", " ".join(family.tags)]
@@ -223,6 +224,7 @@ def _go_build(go: str, family: Family, name: str, output: Path) -> None:
         ["nice", "-n", "10", *command],
         cwd=family.source,
         env=environment,
+        pass_fds=[lock],
         capture_output=True,
         text=True,
         check=False,
@@ -234,7 +236,7 @@ def _go_build(go: str, family: Family, name: str, output: Path) -> None:
 
 
 @contextmanager
-def _locked(path: Path) -> Iterator[None]:
+def _locked(path: Path) -> Iterator[int]:
     with path.open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
+        yield lock.fileno()
