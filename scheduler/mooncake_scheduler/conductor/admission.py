@@ -196,7 +196,7 @@ class Scene:
         one moment of this request's life: who arrives later may find others gone.
         """
         held = load.promised_kv_tokens
-        if self._rules.mode is not AdmissionMode.PREDICTIVE or self._fits(held, share):
+        if self._fits(held, share) or self._rules.mode is not AdmissionMode.PREDICTIVE:
             return held
         now_s = self._world.now_s
         arrival_s = now_s + self._placement.ttft_s

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from copy import copy
 
 from msgspec.structs import replace
@@ -72,7 +72,13 @@ class Conductor:
             NoInstanceError: nothing can serve it now.
         """
         first: Refused | None = None
-        for placement in self._proposals(ask, world):
+        propose = self._propose
+        proposals = (
+            (self.policy.place(ask, world, self._chance),)
+            if propose is None
+            else propose(ask, world, self._chance)
+        )
+        for placement in proposals:
             refused = self._judge(ask, placement, world)
             if refused is None:
                 return placement
@@ -175,11 +181,6 @@ class Conductor:
     ) -> None:
         """An answer came to its own end with so many tokens."""
         self.output.observe(tenant, prompt_tokens, output_tokens, max_tokens=max_tokens)
-
-    def _proposals(self, ask: Ask, world: World) -> Iterator[Placement]:
-        if self._propose is not None:
-            return self._propose(ask, world, self._chance)
-        return iter((self.policy.place(ask, world, self._chance),))
 
 
 class _First:

@@ -85,12 +85,16 @@ class OutputPrediction:
     def _best(self, known: _Class | None, max_tokens: int | None) -> int:
         guess = self._default_tokens if self._all_tokens.seen < LEAST_SEEN else self._all_tokens.value
         if known is not None and known.mean_tokens.seen >= LEAST_SEEN:
-            ways = [
-                (known.class_error.value, known.mean_tokens.value),
-                (known.system_error.value, self._all_tokens.value),
-            ]
+            best = (known.class_error.value, known.mean_tokens.value)
+            system = (known.system_error.value, self._all_tokens.value)
+            if system < best:
+                best = system
             if max_tokens is not None and known.limit_error.seen >= LEAST_SEEN:
-                ways.append((known.limit_error.value, max_tokens))
-            guess = min(ways)[1]
-        tokens = max(1, round(guess))
-        return tokens if max_tokens is None else max(1, min(tokens, max_tokens))
+                limit = (known.limit_error.value, max_tokens)
+                if limit < best:
+                    best = limit
+            guess = best[1]
+        tokens = round(guess)
+        if max_tokens is not None and tokens > max_tokens:
+            tokens = max_tokens
+        return tokens if tokens > 1 else 1

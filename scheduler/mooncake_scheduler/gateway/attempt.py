@@ -7,10 +7,10 @@ hangs for minutes (ADR 0013).
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
 from math import inf
 from typing import NamedTuple
 
+import msgspec
 import structlog
 
 from mooncake_core.index import Tier
@@ -39,8 +39,7 @@ OVERRUN = 20.0
 _TRACE_HEADERS = (b"traceparent", b"tracestate")
 
 
-@dataclass(frozen=True, slots=True)
-class Staged:
+class Staged(msgspec.Struct, frozen=True):
     """KV that waits at a prefill instance."""
 
     member: Member

@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import inf
 
+import msgspec
+
 from mooncake_core.index import Depth
 from mooncake_scheduler.conductor.model import Ask, Placement
 from mooncake_scheduler.conductor.prediction import DecodeLoad
@@ -22,8 +24,7 @@ from mooncake_scheduler.gateway.http1 import Exchange
 from mooncake_scheduler.gateway.lifecycle import Phase, may_follow
 
 
-@dataclass(slots=True, frozen=True)
-class Wish:
+class Wish(msgspec.Struct, frozen=True, gc=False):
     """What a body asks for, as far as the gateway looks at it."""
 
     body: Body

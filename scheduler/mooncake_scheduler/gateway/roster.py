@@ -65,6 +65,9 @@ class Team:
     @classmethod
     def of(cls, prefill: Sequence[Instance], decode: Sequence[Instance]) -> Team:
         """A team of these."""
+        if prefill == decode:
+            # One list, so that each is looked at once.
+            decode = prefill
         return cls(prefill, decode, tuple({class_of(each): each for each in (*prefill, *decode)}.values()))
 
 
