@@ -13,10 +13,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "lib"))
 
+from mooncake_testing.redis import start_redis
 from query import SIZES, compare
 from residency import Figures, measure_redis
-
-from mooncake_testing.redis import start_redis
 
 ROWS = {
     "bytes_per_block": ("bytes a block, one holder", 20.0),
