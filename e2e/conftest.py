@@ -83,7 +83,7 @@ async def namespace(
     await kube.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": metadata})
     yield name
     if request.node.stash.get(_failed, False):
-        for what in ("mooncake,pods,services,deployments", "events"):
+        for what in ("mooncake", "pods,services,deployments", "events"):
             print(_kubectl(cluster, "get", what, "-o", "wide", "-n", name, check=False))
     await kube.delete("Namespace", name)
 

@@ -175,6 +175,7 @@ class _Store:
 
     def trim(self) -> None:
         """Drop intermediate layers once there are many; until then they make builds quick."""
+        self.buildah("rm", "--all", check=False)  # of builds that failed
         if len(self.buildah("images", "--all", "--quiet").split()) > _LAYERS_KEPT:
             self.buildah("rmi", "--prune", check=False)
 
