@@ -92,6 +92,6 @@ class SidecarMetrics(Collector):
         # Of the index as a whole, so under its name and not this program's.
         for name, text, value in (
             ("events", "Event batches that went into the index.", stream.messages if stream else 0),
-            ("gaps", "Gaps in the sequence of event batches.", stream.gaps if stream else 0),
+            ("gaps", "Replays asked for: at the start, and for each gap.", stream.gaps if stream else 0),
         ):
             yield CounterMetricFamily(f"mooncake_index_{name}", text, float(value))

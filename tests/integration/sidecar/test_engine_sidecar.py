@@ -358,6 +358,8 @@ async def test_probes_and_metrics_say_how_it_stands(
         metrics = (await http.get("/metrics")).text
         assert "mooncake_sidecar_registered 1.0" in metrics
         assert "mooncake_sidecar_blocks 4.0" in metrics
+        assert "mooncake_index_events_total" in metrics
+        assert "mooncake_index_gaps_total" in metrics
         engine.kill()
 
         async def not_ready() -> bool:
