@@ -74,11 +74,6 @@ class Backlog(Generic[Key]):
         if again_since_s is not None:
             self.add(key, now_s)
 
-    def drop(self, key: Key) -> None:
-        """Forget a key whose object is gone; a pass that is under way goes on."""
-        self._waiting.pop(key, None)
-        self._later.pop(key, None)
-
     def next_due_s(self) -> float | None:
         """When the next key becomes due that is not due yet."""
         while self._alarms:

@@ -1,4 +1,4 @@
-"""Resync: looks at every object now and then, whatever the watches have told or have failed to tell."""
+"""Resync: looks at every object now and then, whatever the watches have told or failed to tell."""
 
 from __future__ import annotations
 

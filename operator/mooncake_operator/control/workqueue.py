@@ -73,10 +73,6 @@ class WorkQueue(Generic[Key]):
         self._backlog.done(key, self._now_s())
         self._wake()
 
-    def drop(self, key: Key) -> None:
-        """Forget a key whose object is gone."""
-        self._backlog.drop(key)
-
     def close(self) -> None:
         """Hand out nothing more; keys that are out are given back as ever."""
         self._closed = True
@@ -94,10 +90,6 @@ class WorkQueue(Generic[Key]):
     def active(self) -> int:
         """Keys that are being worked on."""
         return self._backlog.active
-
-    def known(self) -> set[Key]:
-        """Keys that are due, now or later."""
-        return self._backlog.known()
 
     def oldest_age_s(self) -> float:
         """For how long the key that waits longest has been due."""

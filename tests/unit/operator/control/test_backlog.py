@@ -54,12 +54,6 @@ class BacklogMachine(RuleBasedStateMachine):
         self.active.remove(key)
         self.backlog.done(key, self.now_s)
 
-    @rule(key=KEYS)
-    def drop(self, key: str) -> None:
-        self.backlog.drop(key)
-        if key not in self.active:
-            self.owed.pop(key, None)
-
     @invariant()
     def the_same_number_is_active(self) -> None:
         assert self.backlog.active == len(self.active)
