@@ -31,6 +31,16 @@ test: $(STAMP) ## run every test that needs no GPU and no vLLM
 test-engines: $(STAMP) ## run the gateway before real vLLM on CPU (first time: a minute and 2.5 GB in the cache)
 	$(BIN)/pytest -m engines tests/engines
 
+e2e: $(STAMP) ## run the end-to-end tests on a Kubernetes cluster of their own (first time: 20 minutes of building)
+	$(BIN)/python -m e2e.cluster build
+	$(BIN)/python -m pytest e2e
+
+e2e-cluster: $(STAMP) ## start that cluster, keep it up, and print what to type
+	$(BIN)/python -m e2e.cluster up
+
+e2e-cluster-stop: $(STAMP) ## take it down again
+	$(BIN)/python -m e2e.cluster stop
+
 bench-acceptance: $(STAMP) ## 1 000 requests of the paper's trace through the quickstart, six times (15 minutes)
 	$(BIN)/python -P benchmarks/acceptance
 
