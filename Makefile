@@ -6,7 +6,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: help setup demo test test-engines bench-router bench-index bench-acceptance check fix crds lock clean
+.PHONY: help setup demo test test-engines e2e e2e-cluster e2e-cluster-stop bench-acceptance bench-router bench-index check fix crds lock clean
 
 help: ## list the commands
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 18
