@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from mooncake_core.ledger import InstanceLoad
+from mooncake_core.percentiles import percentile
 from mooncake_core.registry import Instance
 from mooncake_scheduler.conductor.model import Placement
 from mooncake_scheduler.gateway.breaker import BreakerState
@@ -168,5 +169,4 @@ def _percentiles(values: Sequence[float]) -> dict[str, float | None]:
     ordered = sorted(values)
     if not ordered:
         return {"p50": None, "p90": None, "p99": None}
-    last = len(ordered) - 1
-    return {f"p{p}": ordered[min(last, round(last * p / 100))] for p in (50, 90, 99)}
+    return {f"p{p}": percentile(ordered, p / 100) for p in (50, 90, 99)}

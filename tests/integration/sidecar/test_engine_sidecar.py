@@ -5,9 +5,7 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable, Iterator
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable
 
 import httpx
 import pytest
@@ -26,36 +24,8 @@ AS_BYTES = {"VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES": "0"}
 
 
 @pytest.fixture
-def simulated() -> Iterator[Simulated]:
-    with Simulated() as processes:
-        yield processes
-
-
-@pytest.fixture
 def engine(simulated: Simulated) -> SimulatedProcess:
     return simulated.engine("--num-gpu-blocks-override", "200", events=True, environ=AS_BYTES)
-
-
-@pytest.fixture
-def start(tmp_path: Path, redis_server: RedisServer) -> Iterator[Start]:
-    started: list[SidecarProcess] = []
-
-    def begin(engine: SimulatedProcess, **settings: Any) -> SidecarProcess:
-        started.append(SidecarProcess(tmp_path, redis_server, engine.url, **settings))
-        return started[-1]
-
-    yield begin
-    for one in started:
-        one.end()
-        assert "Traceback" not in one.log(), one.log()
-
-
-@pytest.fixture
-async def shared(redis_server: RedisServer) -> AsyncIterator[SharedView]:
-    view = SharedView(redis_server)
-    await view.open()
-    yield view
-    await view.close()
 
 
 def compute(engine: SimulatedProcess, first_token: int, blocks: int = 4) -> None:
@@ -101,11 +71,11 @@ async def registered(shared: SharedView, *, after: int = 0) -> int:
 
 
 async def test_an_engine_without_metrics_is_registered_and_indexed_and_no_load_is_reported(
-    simulated: Simulated, start: Start, shared: SharedView
+    simulated: Simulated, start_sidecar: Start, shared: SharedView
 ) -> None:
     mute = simulated.engine("--disable-log-stats", events=True, environ=AS_BYTES)
     assert "vllm:" not in mute.http.get(f"{mute.url}/metrics").text
-    sidecar = start(mute, block_size_tokens=BLOCK, drain_timeout_s=10)
+    sidecar = start_sidecar(mute, block_size_tokens=BLOCK, drain_timeout_s=10)
     compute(mute, 1000)
     await agrees(shared, mute)
     instance = await shared.instance("engine-0")
@@ -122,9 +92,9 @@ async def test_an_engine_without_metrics_is_registered_and_indexed_and_no_load_i
 
 
 async def test_an_engine_is_registered_with_what_it_is(
-    engine: SimulatedProcess, start: Start, shared: SharedView
+    engine: SimulatedProcess, start_sidecar: Start, shared: SharedView
 ) -> None:
-    start(engine, max_batch=64, topology_domain="rack-1", advertised_url="http://10.0.0.1:8000")
+    start_sidecar(engine, max_batch=64, topology_domain="rack-1", advertised_url="http://10.0.0.1:8000")
     await registered(shared)
     instance = await shared.instance("engine-0")
     assert instance is not None
@@ -137,9 +107,9 @@ async def test_an_engine_is_registered_with_what_it_is(
 
 
 async def test_what_the_engine_computes_and_evicts_is_in_the_index_and_gone_from_it(
-    engine: SimulatedProcess, start: Start, shared: SharedView
+    engine: SimulatedProcess, start_sidecar: Start, shared: SharedView
 ) -> None:
-    start(engine)
+    start_sidecar(engine)
     compute(engine, 1000)
     first = keys(engine)
     assert len(first) == 4
@@ -152,18 +122,18 @@ async def test_what_the_engine_computes_and_evicts_is_in_the_index_and_gone_from
 
 
 async def test_events_from_before_the_sidecar_began_are_replayed(
-    engine: SimulatedProcess, start: Start, shared: SharedView
+    engine: SimulatedProcess, start_sidecar: Start, shared: SharedView
 ) -> None:
     compute(engine, 1000)
     compute(engine, 9000)
-    start(engine)
+    start_sidecar(engine)
     await agrees(shared, engine)
 
 
 async def test_events_lost_on_the_way_are_asked_for_again(
-    engine: SimulatedProcess, start: Start, shared: SharedView
+    engine: SimulatedProcess, start_sidecar: Start, shared: SharedView
 ) -> None:
-    start(engine)
+    start_sidecar(engine)
     compute(engine, 1000)
     await agrees(shared, engine)
     engine.post("/simulator/faults", {"drop_events": 2})
@@ -174,9 +144,9 @@ async def test_events_lost_on_the_way_are_asked_for_again(
 
 
 async def test_events_that_cannot_be_had_again_begin_a_new_epoch(
-    engine: SimulatedProcess, start: Start, shared: SharedView
+    engine: SimulatedProcess, start_sidecar: Start, shared: SharedView
 ) -> None:
-    start(engine)
+    start_sidecar(engine)
     compute(engine, 1000)
     await agrees(shared, engine)
     before = keys(engine)
@@ -193,9 +163,9 @@ async def test_events_that_cannot_be_had_again_begin_a_new_epoch(
 
 
 async def test_a_sidecar_that_was_killed_goes_on_where_it_was_in_the_same_epoch(
-    engine: SimulatedProcess, start: Start, shared: SharedView
+    engine: SimulatedProcess, start_sidecar: Start, shared: SharedView
 ) -> None:
-    sidecar = start(engine)
+    sidecar = start_sidecar(engine)
     compute(engine, 1000)
     await agrees(shared, engine)
     sidecar.kill()
@@ -207,9 +177,9 @@ async def test_a_sidecar_that_was_killed_goes_on_where_it_was_in_the_same_epoch(
 
 
 async def test_a_sidecar_that_was_killed_while_the_engine_restarted_begins_a_new_epoch(
-    simulated: Simulated, engine: SimulatedProcess, start: Start, shared: SharedView
+    simulated: Simulated, engine: SimulatedProcess, start_sidecar: Start, shared: SharedView
 ) -> None:
-    sidecar = start(engine)
+    sidecar = start_sidecar(engine)
     compute(engine, 1000)
     await agrees(shared, engine)
     before = keys(engine)
@@ -225,9 +195,9 @@ async def test_a_sidecar_that_was_killed_while_the_engine_restarted_begins_a_new
 
 
 async def test_a_dead_engine_leaves_the_registry_at_once_and_comes_back_under_a_new_epoch(
-    simulated: Simulated, engine: SimulatedProcess, start: Start, shared: SharedView
+    simulated: Simulated, engine: SimulatedProcess, start_sidecar: Start, shared: SharedView
 ) -> None:
-    start(engine)
+    start_sidecar(engine)
     compute(engine, 1000)
     await agrees(shared, engine)
     before = keys(engine)
@@ -246,9 +216,9 @@ async def test_a_dead_engine_leaves_the_registry_at_once_and_comes_back_under_a_
 
 
 async def test_a_cleared_cache_is_a_new_epoch(
-    engine: SimulatedProcess, start: Start, shared: SharedView
+    engine: SimulatedProcess, start_sidecar: Start, shared: SharedView
 ) -> None:
-    start(engine)
+    start_sidecar(engine)
     compute(engine, 1000)
     await agrees(shared, engine)
     before = keys(engine)
@@ -259,9 +229,9 @@ async def test_a_cleared_cache_is_a_new_epoch(
 
 
 async def test_redis_that_lost_its_memory_is_filled_again_with_what_happened_meanwhile(
-    engine: SimulatedProcess, start: Start, shared: SharedView, redis_server: RedisServer
+    engine: SimulatedProcess, start_sidecar: Start, shared: SharedView, redis_server: RedisServer
 ) -> None:
-    sidecar = start(engine)
+    sidecar = start_sidecar(engine)
     compute(engine, 1000)
     await agrees(shared, engine)
     redis_server.kill()
@@ -274,9 +244,9 @@ async def test_redis_that_lost_its_memory_is_filled_again_with_what_happened_mea
 
 
 async def test_redis_that_hung_for_long_ends_with_an_index_that_is_right(
-    engine: SimulatedProcess, start: Start, shared: SharedView, redis_server: RedisServer
+    engine: SimulatedProcess, start_sidecar: Start, shared: SharedView, redis_server: RedisServer
 ) -> None:
-    sidecar = start(engine)
+    sidecar = start_sidecar(engine)
     compute(engine, 1000)
     await agrees(shared, engine)
     redis_server.pause()
@@ -291,9 +261,9 @@ async def test_redis_that_hung_for_long_ends_with_an_index_that_is_right(
 
 
 async def test_a_drain_waits_for_what_runs_and_for_what_is_promised(
-    engine: SimulatedProcess, start: Start, shared: SharedView, redis_server: RedisServer
+    engine: SimulatedProcess, start_sidecar: Start, shared: SharedView, redis_server: RedisServer
 ) -> None:
-    sidecar = start(engine)
+    sidecar = start_sidecar(engine)
     await registered(shared)
     client = RespClient(redis_server.url)
     await client.connect()
@@ -320,9 +290,9 @@ async def test_a_drain_waits_for_what_runs_and_for_what_is_promised(
 
 
 async def test_a_drain_that_takes_too_long_says_so(
-    engine: SimulatedProcess, start: Start, shared: SharedView, redis_server: RedisServer
+    engine: SimulatedProcess, start_sidecar: Start, shared: SharedView, redis_server: RedisServer
 ) -> None:
-    sidecar = start(engine)
+    sidecar = start_sidecar(engine)
     await registered(shared)
     client = RespClient(redis_server.url)
     await client.connect()
@@ -336,9 +306,9 @@ async def test_a_drain_that_takes_too_long_says_so(
 
 
 async def test_told_to_end_a_sidecar_of_an_idle_engine_deregisters_it_and_ends(
-    engine: SimulatedProcess, start: Start, shared: SharedView
+    engine: SimulatedProcess, start_sidecar: Start, shared: SharedView
 ) -> None:
-    sidecar = start(engine)
+    sidecar = start_sidecar(engine)
     await registered(shared)
     assert sidecar.terminate() == 0
     assert await shared.instance("engine-0") is None
@@ -347,9 +317,9 @@ async def test_told_to_end_a_sidecar_of_an_idle_engine_deregisters_it_and_ends(
 
 
 async def test_probes_and_metrics_say_how_it_stands(
-    engine: SimulatedProcess, start: Start, shared: SharedView
+    engine: SimulatedProcess, start_sidecar: Start, shared: SharedView
 ) -> None:
-    sidecar = start(engine)
+    sidecar = start_sidecar(engine)
     compute(engine, 1000)
     await agrees(shared, engine)
     async with httpx.AsyncClient(base_url=sidecar.url, trust_env=False) as http:
@@ -370,9 +340,9 @@ async def test_probes_and_metrics_say_how_it_stands(
 
 
 async def test_the_load_of_the_engine_reaches_the_schedulers(
-    engine: SimulatedProcess, start: Start, shared: SharedView
+    engine: SimulatedProcess, start_sidecar: Start, shared: SharedView
 ) -> None:
-    start(engine, time_scale=10.0)
+    start_sidecar(engine, time_scale=10.0)
 
     async def reported() -> bool:
         return "engine-0" in await shared.registry.reports()

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from pathlib import Path
+from collections.abc import Awaitable, Callable
 
 import httpx
 import pytest
 
 from mooncake_core.registry import Role
-from mooncake_testing.redis import RedisServer
 from mooncake_testing.sidecars import SharedView, SidecarProcess
 from mooncake_testing.simulated import Simulated, SimulatedProcess
 from mooncake_testing.waiting import until
@@ -20,12 +18,6 @@ Start = Callable[[SimulatedProcess, str], SidecarProcess]
 
 
 @pytest.fixture
-def simulated() -> Iterator[Simulated]:
-    with Simulated() as processes:
-        yield processes
-
-
-@pytest.fixture
 def master(simulated: Simulated) -> SimulatedProcess:
     master = simulated.master()
     simulated.node(master)
@@ -33,26 +25,13 @@ def master(simulated: Simulated) -> SimulatedProcess:
 
 
 @pytest.fixture
-def start(tmp_path: Path, redis_server: RedisServer, master: SimulatedProcess) -> Iterator[Start]:
-    started: list[SidecarProcess] = []
-
+def start(start_sidecar: Callable[..., SidecarProcess], master: SimulatedProcess) -> Start:
     def begin(engine: SimulatedProcess, instance: str) -> SidecarProcess:
-        settings = {"fetch": "store", "store": "pool", "store_url": master.bootstrap_url}
-        started.append(SidecarProcess(tmp_path, redis_server, engine.url, instance=instance, **settings))
-        return started[-1]
+        return start_sidecar(
+            engine, instance=instance, fetch="store", store="pool", store_url=master.bootstrap_url
+        )
 
-    yield begin
-    for one in started:
-        one.end()
-        assert "Traceback" not in one.log(), one.log()
-
-
-@pytest.fixture
-async def shared(redis_server: RedisServer) -> AsyncIterator[SharedView]:
-    view = SharedView(redis_server)
-    await view.open()
-    yield view
-    await view.close()
+    return begin
 
 
 def start_engine(simulated: Simulated, master: SimulatedProcess, **environ: str) -> SimulatedProcess:
