@@ -79,7 +79,7 @@ def facts_of(pair: EnginePair, model: str = "tiny") -> set[str]:
     time.sleep(0.5)
     try:
         for name, answer in _http_steps(pair, model):
-            facts |= set(_answer_facts(name, answer))
+            facts |= set(answer_facts(name, answer))
         facts |= set(_event_facts(subscriber))
         facts |= set(_replay_facts(context, pair.replay_endpoint))
         facts |= set(_metric_facts("metrics.prefill", call(f"{pair.prefill_url}/metrics").body.decode()))
@@ -152,7 +152,8 @@ def _http_steps(pair: EnginePair, model: str) -> Iterator[tuple[str, Answer]]:
     yield "decode_of_unknown_engine", call(decode_completions, {**plain, "kv_transfer_params": unknown})
 
 
-def _answer_facts(name: str, answer: Answer) -> Iterator[str]:
+def answer_facts(name: str, answer: Answer) -> Iterator[str]:
+    """The facts of one answer."""
     yield f"{name}.status: {answer.status}"
     for header in HEADERS:
         if header in answer.headers:
@@ -167,12 +168,14 @@ def _stream_facts(name: str, text: str) -> Iterator[str]:
     events = [event for event in text.split("\n\n") if event]
     yield f"{name}.ends: {events[-1]}"
     documents = [json.loads(event.removeprefix("data: ")) for event in events[:-1]]
-    # A busy engine may put several tokens into one chunk: that there are chunks is a fact, how many is not.
+    # A busy engine puts several tokens into one chunk, all of them into the first at worst: how many chunks
+    # there are, and so whether the first is also the one that says why the text ends, is no fact.
     yield f"{name}.has_text: {any(d['choices'] for d in documents)}"
-    for place, document in (("first", documents[0]), ("last", documents[-1])):
-        yield from _shape(f"{name}.{place}", document)
-    for document in documents[1:-1]:
-        yield from _shape(f"{name}.middle", document)
+    for place, chunks in (("first", documents[:1]), ("any", documents), ("last", documents[-1:])):
+        for fact in (fact for chunk in chunks for fact in _shape(f"{name}.{place}", chunk)):
+            ends, goes_on = ".finish_reason:" in fact, fact.endswith(".finish_reason: null")
+            if not goes_on and not (ends and place == "first"):
+                yield fact
 
 
 def _shape(path: str, value: Any) -> Iterator[str]:
