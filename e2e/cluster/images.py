@@ -33,6 +33,7 @@ static void end(int number) { (void)number; _exit(0); }
 int main(void) { signal(SIGTERM, end); signal(SIGINT, end); for (;;) pause(); }
 """
 _LAYERS_KEPT = 300
+_ARCHIVES_KEPT = 4
 _ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 _BASE_PACKAGES = "python3,python3-venv,ca-certificates,redis-server"
 
@@ -168,9 +169,11 @@ class _Store:
             part = self.folder / f".{name}.part"
             part.unlink(missing_ok=True)  # buildah adds to an archive that is there
             self.buildah("push", "--quiet", image, f"docker-archive:{part}:{image}")
-            for old in self.folder.glob(f"{name}-*.tar"):
-                old.unlink()
             part.replace(archive)
+            # Not all but the newest: another checkout may be about to load the one that it has built.
+            archives = sorted(self.folder.glob(f"{name}-*.tar"), key=lambda path: path.stat().st_mtime)
+            for old in archives[:-_ARCHIVES_KEPT]:
+                old.unlink()
         return archive
 
     def trim(self) -> None:
