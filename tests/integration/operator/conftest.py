@@ -10,6 +10,8 @@ from kubernetes.aio.client import Configuration
 
 from mooncake_operator.kube.client import Client
 from mooncake_testing.apiserver import ApiServer, api_server, namespace
+from mooncake_testing.played_nodes import PlayedScheduler
+from mooncake_testing.played_world import PlayedWorld
 
 __all__ = ["api_server", "client", "namespace"]
 
@@ -20,3 +22,9 @@ async def client(api_server: ApiServer) -> AsyncIterator[Client]:
     await config.load_kube_config(str(api_server.kubeconfig), client_configuration=configuration)
     async with Client(configuration) as client:
         yield client
+
+
+@pytest.fixture
+async def world(client: Client, namespace: str) -> AsyncIterator[PlayedWorld]:
+    async with PlayedScheduler().serve() as scheduler:
+        yield PlayedWorld(client, namespace, scheduler)

@@ -3,147 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import AsyncIterator, Awaitable, Callable
-from pathlib import Path
+from collections.abc import Awaitable
 from typing import Any
 
 import pytest
-import yaml
 
-from mooncake_operator.control.cluster import ClusterReconciler
-from mooncake_operator.control.contract import Key, Result
-from mooncake_operator.control.schedulers import Schedulers
-from mooncake_operator.kube.client import Client
-from mooncake_operator.kube.errors import NotFoundError
-from mooncake_operator.kube.resources import (
-    BY_KIND,
-    CLUSTER,
-    DECODE_POOL,
-    DEPLOYMENT,
-    POD,
-    PREFILL_POOL,
-    Object,
-)
-from mooncake_operator.metrics import Metrics
-from mooncake_operator.settings import Settings
+from mooncake_operator.kube.resources import CLUSTER, POD, PREFILL_POOL, Object
 from mooncake_testing.apiserver import ApiServer
-from mooncake_testing.played_nodes import PlayedNodes, PlayedScheduler
-
-QUICKSTART = Path(__file__).resolve().parents[3] / "examples" / "quickstart.yaml"
-GATE = "mooncake.io/routable"
+from mooncake_testing.played_world import GATE, PlayedWorld
 
 
-class World:
-    """A cluster `q` in a namespace, and everything that acts on it."""
-
-    def __init__(self, client: Client, namespace: str, scheduler: PlayedScheduler) -> None:
-        self.client = client
-        self.namespace = namespace
-        self.scheduler = scheduler
-        self.nodes = PlayedNodes(client, namespace, scheduler)
-        self.writes: list[tuple[str, str]] = []
-        self.forgetful = False
-        """Whether the operator is a new one for each pass, as if it had been killed after the last."""
-        client._observer = self._seen
-        self._recording = False
-        self.restart()
-
-    def restart(self) -> None:
-        schedulers = Schedulers(port=self.scheduler.port)
-        self.reconciler = ClusterReconciler(self.client, Settings(), Metrics(), schedulers=schedulers)
-
-    def _seen(self, verb: str, plural: str, status: int, seconds: float) -> None:
-        if self._recording and verb not in ("get", "list"):
-            self.writes.append((verb, plural))
-
-    async def apply(self, change: Callable[[Any], None] = lambda spec: None) -> Object:
-        manifest = yaml.safe_load(QUICKSTART.read_text())
-        manifest["metadata"] = {"name": "q", "namespace": self.namespace}
-        manifest["spec"]["decodePools"][0]["drain"] = {"timeoutSeconds": 30}
-        change(manifest["spec"])
-        return await self.client.apply(manifest, manager="kubectl", force=True)
-
-    async def step(self) -> Result:
-        """Nodes do something, then one pass."""
-        await self.nodes.play()
-        return await self.reconcile()
-
-    async def reconcile(self) -> Result:
-        if self.forgetful:
-            self.restart()
-        self.writes.clear()
-        self._recording = True
-        try:
-            return await self.reconciler.reconcile(Key(self.namespace, "q"))
-        finally:
-            self._recording = False
-
-    async def until(self, holds: Callable[[], Awaitable[bool]], what: str, steps: int = 60) -> None:
-        for _ in range(steps):
-            if await holds():
-                return
-            await self.step()
-            await asyncio.sleep(0.02)
-        raise AssertionError(f"not within {steps} passes: {what}; {await self.condition('Ready')}")
-
-    async def get(self, kind: str, name: str) -> Object | None:
-        try:
-            return await self.client.get(BY_KIND[kind], self.namespace, name)
-        except NotFoundError:
-            return None
-
-    async def condition(self, type_: str, kind: str = "MooncakeCluster", name: str = "q") -> Object:
-        live = await self.get(kind, name)
-        assert live is not None
-        found: Object = next((c for c in live["status"]["conditions"] if c["type"] == type_), {})
-        return found
-
-    async def is_ready(self) -> bool:
-        return (await self.condition("Ready")).get("status") == "True"
-
-    async def bring_up(self, change: Callable[[Any], None] = lambda spec: None) -> None:
-        await self.apply(change)
-        await self.nodes.add_scheduler("q")
-        await self.reconcile()
-        deployment = await self.get("Deployment", "q-scheduler")
-        assert deployment is not None
-        counts = {"replicas": 2, "readyReplicas": 2, "availableReplicas": 2, "updatedReplicas": 2}
-        status = {"observedGeneration": deployment["metadata"]["generation"], **counts}
-        await self.client.patch(
-            DEPLOYMENT,
-            self.namespace,
-            "q-scheduler",
-            {"status": status},
-            how="merge",
-            manager="test",
-            subresource="status",
-        )
-        await self.until(self.is_ready, "the cluster is Ready")
-
-    async def pods(self, role: str) -> list[str]:
-        return sorted(await self.nodes.pods(role))
-
-    async def gate(self, pod: str) -> Object:
-        live = await self.get("Pod", pod)
-        assert live is not None
-        found: Object = next((c for c in live["status"].get("conditions", ()) if c["type"] == GATE), {})
-        return found
-
-    async def scale(self, number: int) -> None:
-        body = {"spec": {"replicas": number}}
-        await self.client.patch(
-            DECODE_POOL, self.namespace, "q-decode", body, how="merge", manager="kubectl", subresource="scale"
-        )
-
-
-@pytest.fixture
-async def world(client: Client, namespace: str) -> AsyncIterator[World]:
-    async with PlayedScheduler().serve() as scheduler:
-        yield World(client, namespace, scheduler)
-
-
-async def test_a_cluster_becomes_ready_tells_of_itself_and_is_then_left_alone(world: World) -> None:
+async def test_a_cluster_becomes_ready_tells_of_itself_and_is_then_left_alone(world: PlayedWorld) -> None:
     await world.bring_up()
     assert await world.pods("prefill") == ["q-prefill-p-0", "q-prefill-p-1"]
     assert await world.pods("decode") == ["q-decode-d-0", "q-decode-d-1"]
@@ -161,7 +31,7 @@ async def test_a_cluster_becomes_ready_tells_of_itself_and_is_then_left_alone(wo
         assert result.requeue_after_s == 30, "deregistrations are noticed without any event"
 
 
-async def test_scaling_down_drains_the_least_busy_and_deletes_it_once_it_is_empty(world: World) -> None:
+async def test_scaling_down_drains_the_least_busy_and_deletes_it_once_it_is_empty(world: PlayedWorld) -> None:
     await world.bring_up()
     world.scheduler.instances["q-decode-d-0"]["in_flight"] = 2
     world.scheduler.instances["q-decode-d-1"]["in_flight"] = 7
@@ -187,7 +57,7 @@ def new_image(spec: Any) -> None:
 
 @pytest.mark.parametrize("forgetful", [False, True], ids=["one operator", "killed after each pass"])
 async def test_a_rollout_ends_with_all_new_and_never_with_a_role_without_an_instance(
-    world: World, forgetful: bool
+    world: PlayedWorld, forgetful: bool
 ) -> None:
     world.forgetful = forgetful
     await world.bring_up()
@@ -219,7 +89,7 @@ async def test_a_rollout_ends_with_all_new_and_never_with_a_role_without_an_inst
     assert len(await world.pods("prefill")) == len(await world.pods("decode")) == 2
 
 
-async def test_the_gate_latches_while_schedulers_or_their_registry_are_away(world: World) -> None:
+async def test_the_gate_latches_while_schedulers_or_their_registry_are_away(world: PlayedWorld) -> None:
     await world.bring_up()
     world.scheduler.instances.clear()
     for fault in ("away", "degraded"):
@@ -230,7 +100,9 @@ async def test_the_gate_latches_while_schedulers_or_their_registry_are_away(worl
         setattr(world.scheduler, fault, False)
 
 
-async def test_an_instance_that_a_user_drains_is_no_longer_routable_and_comes_back(world: World) -> None:
+async def test_an_instance_that_a_user_drains_is_no_longer_routable_and_comes_back(
+    world: PlayedWorld,
+) -> None:
     await world.bring_up()
     world.scheduler.instances["q-decode-d-1"]["state"] = "draining"
     await world.step()
@@ -240,7 +112,7 @@ async def test_an_instance_that_a_user_drains_is_no_longer_routable_and_comes_ba
     assert await world.pods("decode") == ["q-decode-d-0", "q-decode-d-1"]
 
 
-async def test_a_pod_that_failed_is_recorded_first_and_then_made_again(world: World) -> None:
+async def test_a_pod_that_failed_is_recorded_first_and_then_made_again(world: PlayedWorld) -> None:
     await world.bring_up()
     old = await world.get("Pod", "q-prefill-p-0")
     assert old is not None
@@ -260,7 +132,7 @@ async def test_a_pod_that_failed_is_recorded_first_and_then_made_again(world: Wo
     assert "low on memory" in failure["message"]
 
 
-async def test_a_redis_that_failed_is_made_again_too(world: World) -> None:
+async def test_a_redis_that_failed_is_made_again_too(world: PlayedWorld) -> None:
     await world.bring_up()
     (name,) = await world.pods("redis")
     old = await world.get("Pod", name)
@@ -274,7 +146,7 @@ async def test_a_redis_that_failed_is_made_again_too(world: World) -> None:
     await world.until(is_new, "there is another Redis")
 
 
-async def test_a_foreign_pod_of_a_wanted_name_is_neither_adopted_nor_killed(world: World) -> None:
+async def test_a_foreign_pod_of_a_wanted_name_is_neither_adopted_nor_killed(world: PlayedWorld) -> None:
     labels = {"mooncake.io/cluster": "q", "mooncake.io/pool": "q-prefill", "mooncake.io/role": "prefill"}
     foreign: Object = {
         "apiVersion": "v1",
@@ -294,7 +166,7 @@ async def test_a_foreign_pod_of_a_wanted_name_is_neither_adopted_nor_killed(worl
 
 
 async def test_a_quota_that_forbids_pods_is_told_once_and_not_tried_hotly(
-    world: World, api_server: ApiServer
+    world: PlayedWorld, api_server: ApiServer
 ) -> None:
     hard = {"pods": "0"}
     quota = {
@@ -324,7 +196,9 @@ async def test_a_quota_that_forbids_pods_is_told_once_and_not_tried_hotly(
     assert len(tried) <= 5, "one Pod of each pool is tried, not all"
 
 
-async def test_a_pod_security_level_that_forbids_pods_is_named(world: World, api_server: ApiServer) -> None:
+async def test_a_pod_security_level_that_forbids_pods_is_named(
+    world: PlayedWorld, api_server: ApiServer
+) -> None:
     labels = {"metadata": {"labels": {"pod-security.kubernetes.io/enforce": "restricted"}}}
     api_server.request(
         "PATCH", f"/api/v1/namespaces/{world.namespace}", labels, "application/merge-patch+json"
@@ -342,7 +216,7 @@ async def test_a_pod_security_level_that_forbids_pods_is_named(world: World, api
 
 
 async def test_deleting_a_cluster_under_load_empties_its_instances_first_and_leaves_nothing(
-    world: World,
+    world: PlayedWorld,
 ) -> None:
     await world.bring_up()
     pool = await world.get("MooncakeDecodePool", "q-decode")
@@ -351,23 +225,22 @@ async def test_deleting_a_cluster_under_load_empties_its_instances_first_and_lea
     cluster = await world.get("MooncakeCluster", "q")
     assert cluster is not None
     await world.client.delete(CLUSTER, world.namespace, "q", uid=cluster["metadata"]["uid"])
+
+    async def left() -> list[str]:
+        kinds = {"MooncakeDecodePool": "q-decode", "MooncakePrefillPool": "q-prefill", "Pod": "q-decode-d-0"}
+        return [name for kind, name in kinds.items() if await world.get(kind, name)]
+
     async with asyncio.timeout(40):
-        while await world.get("MooncakeDecodePool", "q-decode") or await world.get("Pod", "q-decode-d-0"):
+        while await left():
             await world.step()
             await asyncio.sleep(0.1)
-    assert await world.get("MooncakePrefillPool", "q-prefill") is None
 
 
-async def test_a_node_that_is_dead_does_not_hold_a_deleted_pool_for_ever(world: World) -> None:
+async def test_a_node_that_is_dead_does_not_hold_a_deleted_pool_for_ever(world: PlayedWorld) -> None:
     await world.bring_up()
     world.nodes.stuck = {"q-prefill-p-0"}
     pool = await world.get("MooncakePrefillPool", "q-prefill")
     assert pool is not None
-    later = 0.0
-    schedulers = Schedulers(port=world.scheduler.port)
-    world.reconciler = ClusterReconciler(
-        world.client, Settings(), Metrics(), schedulers=schedulers, clock=lambda: time.time() + later
-    )
     uid = pool["metadata"]["uid"]
     await world.client.delete(PREFILL_POOL, world.namespace, "q-prefill", uid=uid)
     for _ in range(6):
@@ -375,7 +248,7 @@ async def test_a_node_that_is_dead_does_not_hold_a_deleted_pool_for_ever(world: 
     live = await world.get("MooncakePrefillPool", "q-prefill")
     assert live is not None
     assert live["metadata"]["uid"] == uid
-    later = 3600.0
+    world.passed_s = 3600.0
 
     async def is_another() -> bool:
         found = await world.get("MooncakePrefillPool", "q-prefill")
@@ -386,7 +259,7 @@ async def test_a_node_that_is_dead_does_not_hold_a_deleted_pool_for_ever(world: 
     await world.nodes.play()
 
 
-async def test_engine_pods_are_never_written_again_but_for_their_gate(world: World) -> None:
+async def test_engine_pods_are_never_written_again_but_for_their_gate(world: PlayedWorld) -> None:
     await world.bring_up()
     pod = await world.client.get(POD, world.namespace, "q-prefill-p-0")
     ours = [
