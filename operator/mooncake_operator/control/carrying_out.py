@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from itertools import groupby
@@ -193,10 +194,15 @@ class Execution:
             live = await self._client.get(CONTROLLER_REVISION, self._namespace, name)
             if controller_uid(live) != uid_of(owner):
                 raise  # an earlier pool of this name: it is on its way out
-            body = {"revision": action.number, "metadata": {"uid": uid_of(live)}}
-            self._revisions[name] = await self._client.patch(
-                CONTROLLER_REVISION, self._namespace, name, body, how="merge", manager=MANAGER
-            )
+            if live["revision"] != action.number:
+                live = await self._renumbered(live, wanted)
+            self._revisions[name] = live
+
+    async def _renumbered(self, live: Object, wanted: Object) -> Object:
+        """A revision that is the newest again. A patch would write `data` anew, of which no byte may change."""
+        with contextlib.suppress(NotFoundError):
+            await self._client.delete(CONTROLLER_REVISION, self._namespace, name_of(live), uid=uid_of(live))
+        return await self._client.create(wanted, manager=MANAGER)
 
     async def _forget(self, action: DeleteRevision) -> None:
         live = self._revisions.get(revision_name(action.pool, action.revision))

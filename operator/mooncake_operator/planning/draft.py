@@ -86,7 +86,7 @@ class PoolDraft:
         """Whether an updated instance finds no node: a surge that the machines have no room for."""
         return any(
             pod.trouble is not None
-            and pod.trouble.reason == reasons.UNSCHEDULABLE
+            and pod.trouble.reason in (reasons.UNSCHEDULABLE, reasons.SCHEDULING_GATED)
             and self._now_s - pod.trouble.since_s >= UNSCHEDULABLE_PATIENCE_S
             for instance in self.live
             if instance.updated and not instance.routable

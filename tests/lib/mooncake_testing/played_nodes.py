@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
@@ -91,6 +91,10 @@ class PlayedNodes:
         """Names of Pods that shall not become ready."""
         self.stuck: set[str] = set()
         """Names of Pods that shall not end."""
+        self.trouble: Callable[[Object], Object | None] = lambda pod: None
+        """Status of a new Pod that shall not run; None = it runs."""
+        self.registers: Callable[[Object], bool] = lambda pod: True
+        """Whether an instance that is ready makes itself known to the schedulers."""
 
     async def add_scheduler(self, cluster: str) -> None:
         """A scheduler's Pod, which no controller makes here."""
@@ -121,13 +125,14 @@ class PlayedNodes:
                 if name not in self.stuck:
                     await self._end(name, pod)
             elif name not in self.broken and pod.get("status", {}).get("phase") == "Pending":
-                await self._run(name, pod)
+                await self._start(name, pod)
             labels = pod["metadata"].get("labels", {})
             ready = any(
                 c["type"] == "ContainersReady" and c["status"] == "True"
                 for c in pod.get("status", {}).get("conditions", ())
             )
-            if ready and labels.get("mooncake.io/role") in ("prefill", "decode") and not is_terminating(pod):
+            engine = labels.get("mooncake.io/role") in ("prefill", "decode")
+            if ready and engine and not is_terminating(pod) and self.registers(pod):
                 self._scheduler.register(name)
         gone = self._scheduler.instances.keys() - (await self.pods()).keys()
         for name in gone:
@@ -144,6 +149,13 @@ class PlayedNodes:
                 manager="kubelet",
                 subresource="status",
             )
+
+    async def _start(self, name: str, pod: Object) -> None:
+        trouble = self.trouble(pod)
+        if trouble is None:
+            await self._run(name, pod)
+        else:
+            await self.set_status(name, trouble)
 
     async def _run(self, name: str, pod: Object) -> None:
         if not pod["spec"].get("nodeName"):

@@ -15,7 +15,7 @@ from mooncake_operator.control.contract import Key, Result
 from mooncake_operator.control.schedulers import Schedulers
 from mooncake_operator.kube.client import Client
 from mooncake_operator.kube.errors import NotFoundError
-from mooncake_operator.kube.resources import BY_KIND, DECODE_POOL, DEPLOYMENT, Object
+from mooncake_operator.kube.resources import BY_KIND, DECODE_POOL, DEPLOYMENT, Object, is_terminating, uid_of
 from mooncake_operator.metrics import Metrics
 from mooncake_operator.settings import Settings
 from mooncake_testing.played_nodes import PlayedNodes, PlayedScheduler
@@ -127,6 +127,13 @@ class PlayedWorld:
     async def pods(self, role: str) -> list[str]:
         return sorted(await self.nodes.pods(role))
 
+    async def routable(self, role: str) -> list[str]:
+        """Instances that schedulers place work on."""
+        return sorted(name for name, pod in (await self.nodes.pods(role)).items() if _is_routable(pod))
+
+    async def uids(self, role: str) -> dict[str, str]:
+        return {name: uid_of(pod) for name, pod in (await self.nodes.pods(role)).items()}
+
     async def gate(self, pod: str) -> Object:
         live = await self.get("Pod", pod)
         assert live is not None
@@ -144,3 +151,8 @@ class PlayedWorld:
             manager="kubectl",
             subresource="scale",
         )
+
+
+def _is_routable(pod: Object) -> bool:
+    conditions = pod.get("status", {}).get("conditions", ())
+    return not is_terminating(pod) and any(c["type"] == GATE and c["status"] == "True" for c in conditions)
