@@ -199,7 +199,7 @@ class Execution:
             self._revisions[name] = live
 
     async def _renumbered(self, live: Object, wanted: Object) -> Object:
-        """A revision that is the newest again. A patch would write `data` anew, of which no byte may change."""
+        """A revision that is the newest again. A patch would rewrite `data`, of which no byte may change."""
         with contextlib.suppress(NotFoundError):
             await self._client.delete(CONTROLLER_REVISION, self._namespace, name_of(live), uid=uid_of(live))
         return await self._client.create(wanted, manager=MANAGER)
