@@ -1,12 +1,18 @@
-"""How a pool goes: emptied first, within its deadline, and held by nothing once its namespace goes."""
+"""How pools go: emptied first, within their deadline, and held by nothing once their namespace goes."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
 from mooncake_operator.planning import gates, reasons
-from mooncake_operator.planning.actions import Action, DeletePod, RemoveFinalizer, WaitFor
-from mooncake_operator.planning.desired import DesiredPool
+from mooncake_operator.planning.actions import (
+    Action,
+    DeletePod,
+    DeleteRevision,
+    RemoveFinalizer,
+    WaitFor,
+)
+from mooncake_operator.planning.desired import DesiredCluster, DesiredPool
 from mooncake_operator.planning.instances import Instance, Phase
 from mooncake_operator.planning.observed import Observed
 
@@ -38,6 +44,23 @@ def plan_deletion(
         message = f"{len(present)} instances are still there"
         until_s = cut_s if observed.now_s < cut_s else cut_s + AFTER_DRAIN_S
         yield WaitFor(reasons.DELETING, pool.name, message, until_s)
+
+
+def plan_leftovers(cluster: DesiredCluster, observed: Observed) -> Iterator[Action]:
+    """What the cluster itself still owns of pools that it no longer asks for, such as its managed Redis.
+
+    Pools that are objects take their Pods along, by way of their owner references.
+    """
+    if not cluster.uid:
+        return
+    wanted = {pool.name for pool in cluster.pools}
+    for pod in observed.pods:
+        if pod.owner_uid == cluster.uid and pod.pool not in wanted and pod.deleted_s is None:
+            message = f"the cluster no longer asks for {pod.pool}"
+            yield DeletePod(pod.name, pod.uid, pod.instance, reasons.NO_LONGER_WANTED, message)
+    for revision in observed.revisions:
+        if revision.owner_uid == cluster.uid and revision.pool and revision.pool not in wanted:
+            yield DeleteRevision(revision.pool, revision.name)
 
 
 def _let_go(instance: Instance, observed: Observed, cut_s: float) -> Iterator[Action | WaitFor]:

@@ -82,6 +82,8 @@ class DesiredCluster:
     """The pools of one cluster and what they owe each other."""
 
     pools: tuple[DesiredPool, ...]
+    uid: str = ""
+    """Of the MooncakeCluster; empty = what it owns itself is not known to be wanted or not."""
     max_skew: float = 0.25
     """How far one pool may be ahead of another, as a share; one instance ahead is always allowed."""
     ratio: PoolRatio | None = None

@@ -22,7 +22,7 @@ from mooncake_operator.planning.actions import (
     WaitFor,
 )
 from mooncake_operator.planning.checks import is_idle
-from mooncake_operator.planning.deletion import plan_deletion
+from mooncake_operator.planning.deletion import plan_deletion, plan_leftovers
 from mooncake_operator.planning.desired import DesiredCluster, DesiredPool
 from mooncake_operator.planning.draft import Draft, PoolDraft
 from mooncake_operator.planning.history import last_progress_s
@@ -70,6 +70,7 @@ def plan(cluster: DesiredCluster, observed: Observed) -> Plan:
         draft = Draft(cluster, instances, observed)
         decide(draft)
         drafts = draft.pools
+        actions += plan_leftovers(cluster, observed)
     for pool in cluster.pools:
         own = tuple(instances[pool.name])
         if pool.deleted_s is not None or observed.namespace_terminating:

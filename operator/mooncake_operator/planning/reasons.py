@@ -16,6 +16,7 @@ REPLACED = "Replaced"
 INSTANCE_FAILED = "InstanceFailed"
 INSTANCE_BROKEN = "InstanceBroken"
 POOL_DELETED = "PoolDeleted"
+NO_LONGER_WANTED = "NoLongerWanted"
 
 # How instances fail.
 TERMINAL_POD = "PodEnded"

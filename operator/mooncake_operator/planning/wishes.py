@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from mooncake_core.registry import Role
 from mooncake_operator.planning.desired import DesiredCluster, DesiredPool
@@ -41,14 +41,17 @@ def desired_cluster(plan: Plan, cluster: Identity, pools: Mapping[str, Identity]
         found += _store(plan, plan.store, pools[plan.store.name])
     if plan.manages_redis:
         found.append(_redis(plan, cluster))
-    desired = DesiredCluster(pools=tuple(found), ratio=coordination.ratio, gpu_budget=coordination.gpu_budget)
+    desired = DesiredCluster(
+        pools=tuple(found),
+        uid=cluster.uid,
+        ratio=coordination.ratio,
+        gpu_budget=coordination.gpu_budget,
+    )
     if coordination.rollout is None:
         return desired
-    return DesiredCluster(
-        pools=desired.pools,
+    return replace(
+        desired,
         max_skew=coordination.rollout.skew,
-        ratio=desired.ratio,
-        gpu_budget=desired.gpu_budget,
         progress_deadline_s=coordination.rollout.progress_deadline_s,
     )
 
