@@ -56,14 +56,14 @@ check: $(STAMP) ## static checks: lint, format, types, imports, spelling, genera
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/codespell .
-	$(BIN)/python -m mooncake_core.api.crds --check crds
+	$(BIN)/python -m mooncake_core.api.crds --check crds helm/mooncake/definitions
 
 fix: $(STAMP) ## format, and fix what the linter can fix
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-crds: $(STAMP) ## write crds/*.yaml from the pydantic models
-	$(BIN)/python -m mooncake_core.api.crds --write crds
+crds: $(STAMP) ## write the CRDs, also into the chart, from the pydantic models
+	$(BIN)/python -m mooncake_core.api.crds --write crds helm/mooncake/definitions
 
 lock: $(STAMP) ## resolve requirements.lock again from pyproject.toml
 	$(BIN)/uv pip compile --universal --python-version 3.11 --generate-hashes --no-header --no-emit-index-url \

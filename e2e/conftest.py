@@ -8,6 +8,7 @@ import asyncio
 import json
 import subprocess
 import sys
+import time
 import uuid
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -16,6 +17,7 @@ import pytest
 import pytest_asyncio
 
 from e2e.cluster import programs
+from e2e.installation import Operator
 from e2e.kube import Kube
 from e2e.under_test import ClusterUnderTest, cluster_under_test
 
@@ -51,16 +53,37 @@ def cluster() -> Iterator[ClusterUnderTest]:
     """A cluster with the project's images in it."""
     with cluster_under_test(lambda text: print(text, file=sys.stderr, flush=True)) as found:
         yield found
-        _kubectl(
-            found, "wait", "namespace", f"--selector={NAMESPACE_LABEL}", "--for=delete", "--timeout=120s"
-        )
+        _await_end_of_namespaces(found)
 
 
 @pytest.fixture(scope="session")
-def crds(cluster: ClusterUnderTest) -> list[str]:
-    """The project's CRDs, applied and Established; their names."""
+def operator(cluster: ClusterUnderTest) -> Iterator[Operator]:
+    """The operator, installed by the chart; uninstalled once the tests' namespaces are gone.
+
+    The CustomResourceDefinitions stay, as with every `helm uninstall`.
+    """
+    installed = Operator(cluster)
+    installed.install()
+    yield installed
+    # Pools have a finalizer that only an operator takes off.
+    _await_end_of_namespaces(cluster)
+    installed.uninstall()
+
+
+@pytest.fixture(autouse=True)
+def operators_words(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Where a test with the operator fails, what the operator said meanwhile is printed."""
+    began_s = time.monotonic()
+    yield
+    if request.node.stash.get(_failed, False) and "operator" in request.fixturenames:
+        installed: Operator = request.getfixturevalue("operator")
+        print(installed.logs(since_s=time.monotonic() - began_s))
+
+
+@pytest.fixture(scope="session")
+def crds(cluster: ClusterUnderTest, operator: Operator) -> list[str]:
+    """The project's CRDs, as the chart brings them, Established; their names."""
     folder = ROOT / "crds"
-    _kubectl(cluster, "apply", "--server-side", "--force-conflicts", "-f", str(folder))
     applied = json.loads(_kubectl(cluster, "get", "-f", str(folder), "-o", "json"))["items"]
     _kubectl(cluster, "wait", "-f", str(folder), "--for=condition=Established", "--timeout=30s")
     return [crd["metadata"]["name"] for crd in applied]
@@ -86,6 +109,10 @@ async def namespace(
         for what in ("mooncake", "pods,services,deployments", "events"):
             print(_kubectl(cluster, "get", what, "-o", "wide", "-n", name, check=False))
     await kube.delete("Namespace", name)
+
+
+def _await_end_of_namespaces(cluster: ClusterUnderTest) -> None:
+    _kubectl(cluster, "wait", "namespace", f"--selector={NAMESPACE_LABEL}", "--for=delete", "--timeout=120s")
 
 
 def _kubectl(cluster: ClusterUnderTest, *arguments: str, check: bool = True) -> str:

@@ -29,6 +29,8 @@ def _images(arguments: argparse.Namespace) -> None:
     debian.provide(_say)
     for archive in images.build(_say, arguments.targets or images.TARGETS):
         print(archive)
+        if arguments.load:
+            Cluster(arguments.load).load(archive)
 
 
 def _up(arguments: argparse.Namespace) -> None:
@@ -81,6 +83,7 @@ def _parser() -> argparse.ArgumentParser:
     command("build", _build, "find or build all programs; takes about 20 minutes the first time", named=False)
     built = command("images", _images, "build the images on a local base", named=False)
     built.add_argument("targets", nargs="*", help="targets of the Dockerfile")
+    built.add_argument("--load", metavar="NAME", help="and load them into the running cluster of this name")
     up = command("up", _up, "start a cluster, leave it running, print how to reach it")
     up.add_argument("--hugepages", type=int, default=0, help="pages of 2 MiB to add to the machine's")
     up.add_argument("--no-images", action="store_true", help="do not build and load the project's images")

@@ -7,6 +7,7 @@ import random
 import signal
 import sys
 from collections.abc import Iterable
+from typing import Any
 
 import kopf
 import structlog
@@ -96,7 +97,10 @@ class Process:
             on_listed=self._resync.request,
             on_started=self.take_signals,
         )
+        # Otherwise kopf asks for the user's name, and the uid of a Pod has none. Unused: there are no peers.
+        identity: Any = settings.own_identity()
         await kopf.operator(
+            identity=identity,
             registry=registry,
             settings=kopf_settings(settings),
             standalone=True,

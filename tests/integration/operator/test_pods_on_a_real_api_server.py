@@ -205,7 +205,10 @@ async def test_a_pod_security_level_that_forbids_pods_is_named(
     )
 
     def privileged(spec: Any) -> None:
-        container = {"name": "engine", "securityContext": {"privileged": True}}
+        container = {
+            "name": "engine",
+            "securityContext": {"privileged": True, "allowPrivilegeEscalation": True},
+        }
         spec["prefillPools"][0]["podTemplate"] = {"spec": {"containers": [container]}}
 
     await world.apply(privileged)

@@ -9,6 +9,7 @@ from mooncake_operator.planning.manifests.objects import (
     CONFIG_DIR,
     POD_IP,
     RUN_DIR,
+    UNPRIVILEGED,
     Object,
     digest,
     env,
@@ -100,6 +101,7 @@ def _container(plan: Plan, pool: EnginePoolPlan, pod: str) -> Object:
     container: Object = {
         "name": "engine",
         "image": engine.image or plan.images.mooncake,
+        **(UNPRIVILEGED if plan.simulated else {}),
         "command": ["python", "-m", _MODULES[engine.type]],
         "args": engine_arguments(plan, pool, pod),
         "env": _environment(plan, pool, pod),

@@ -25,6 +25,18 @@ REDIS_URL = "MOONCAKE_REDIS_URL"
 
 REVISION_LABEL = "mooncake.io/revision"
 
+UNPRIVILEGED: Mapping[str, Any] = {
+    "securityContext": {
+        "allowPrivilegeEscalation": False,
+        "capabilities": {"drop": ["ALL"]},
+        "readOnlyRootFilesystem": True,
+        "runAsNonRoot": True,
+        "seccompProfile": {"type": "RuntimeDefault"},
+    }
+}
+"""Of containers with the product's own image: what Pod Security's level `restricted` asks for, and no writing
+but into volumes. Not for the whole Pod: an engine's own image may need root or IPC_LOCK."""
+
 
 def reference(variable: str) -> str:
     """How arguments and later variables name an environment variable."""

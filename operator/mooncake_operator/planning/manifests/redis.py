@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from mooncake_operator.planning.manifests.objects import (
     REDIS_DIR,
+    UNPRIVILEGED,
     Object,
     env,
     labels,
@@ -19,6 +20,8 @@ from mooncake_operator.planning.manifests.sharing import PASSWORD_KEY
 from mooncake_operator.planning.names import Port
 
 _CONFIG_KEY = "redis.conf"
+_USER = 65532
+"""Redis' image starts as root and would become its own user by a script that is not run here."""
 
 _SETTINGS = (
     'save ""',
@@ -66,6 +69,7 @@ def redis_pod(plan: Plan, name: str) -> Object:
     container: Object = {
         "name": "redis",
         "image": plan.images.redis,
+        "securityContext": {**UNPRIVILEGED["securityContext"], "runAsUser": _USER},
         # The password is in the file, where no list of processes shows it.
         "command": ["redis-server", f"{reference(REDIS_DIR[0])}/{_CONFIG_KEY}"],
         "args": ["--port", str(port), "--bind", plan.names.listen_host],

@@ -21,6 +21,7 @@ from mooncake_operator.planning.manifests.objects import (
     ADMIN_DIR,
     API_KEYS_DIR,
     CONFIG_DIR,
+    UNPRIVILEGED,
     Object,
     an_object,
     config_map,
@@ -125,6 +126,7 @@ def _pod_spec(plan: Plan, more_arguments: list[str], *, admin_port: int | None =
     container: Object = {
         "name": "scheduler",
         "image": plan.images.mooncake,
+        **UNPRIVILEGED,
         "command": ["python", "-m", "mooncake_scheduler"],
         "args": ["--config", f"{reference(CONFIG_DIR[0])}/{CONFIG_FILE}", *more_arguments],
         "env": [pod_ip(), *variables],

@@ -9,6 +9,7 @@ from mooncake_operator.planning.manifests.objects import (
     JOURNAL_DIR,
     POD_IP,
     RUN_DIR,
+    UNPRIVILEGED,
     Object,
     env,
     http_get,
@@ -37,6 +38,7 @@ def sidecar_container(plan: Plan, pool: EnginePoolPlan, pod: str, pairing: str) 
     return {
         "name": "sidecar",
         "image": plan.images.mooncake,
+        **UNPRIVILEGED,
         "command": ["python", "-m", "mooncake_sidecar.engine"],
         "env": [
             pod_ip(),

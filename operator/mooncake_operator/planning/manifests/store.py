@@ -10,6 +10,7 @@ from mooncake_core.profiles import PROFILES
 from mooncake_operator.planning.manifests.objects import (
     POD_IP,
     SSD_DIR,
+    UNPRIVILEGED,
     Object,
     env,
     http_get,
@@ -85,6 +86,7 @@ def master_pod(plan: Plan, store: StorePlan, pod: str) -> Object:
     container: Object = {
         "name": "master",
         "image": _image(plan, store),
+        **(UNPRIVILEGED if plan.simulated else {}),
         "command": command,
         "args": arguments,
         "env": [pod_ip()],
@@ -103,6 +105,7 @@ def node_pod(plan: Plan, store: StorePlan, pod: str) -> Object:
     container: Object = {
         "name": "node",
         "image": _image(plan, store),
+        **(UNPRIVILEGED if plan.simulated else {}),
         **_node_command(plan, store, rpc, http),
         "env": [pod_ip(), *([env(*ssd_folder)] if ssd_folder else [])],
         "ports": [{"name": "rpc", "containerPort": rpc}, {"name": "http", "containerPort": http}],

@@ -1,0 +1,86 @@
+{{/* Name of all objects of a release. */}}
+{{- define "mooncake.name" -}}
+{{- if contains "mooncake" .Release.Name }}{{ .Release.Name | trunc 50 | trimSuffix "-" }}
+{{- else }}{{ printf "%s-mooncake" .Release.Name | trunc 50 | trimSuffix "-" }}
+{{- end }}
+{{- end }}
+
+{{- define "mooncake.operatorName" -}}
+{{ include "mooncake.name" . }}-operator
+{{- end }}
+
+{{- define "mooncake.serviceAccountName" -}}
+{{- if .Values.serviceAccount.create }}{{ .Values.serviceAccount.name | default (include "mooncake.operatorName" .) }}
+{{- else }}{{ required "serviceAccount.name: write the name of the service account, or set serviceAccount.create" .Values.serviceAccount.name }}
+{{- end }}
+{{- end }}
+
+{{/* What a Deployment selects by; never changes. NetworkPolicies of clusters let in by the first and the third. */}}
+{{- define "mooncake.selector" -}}
+app.kubernetes.io/name: mooncake
+app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/component: operator
+{{- end }}
+
+{{- define "mooncake.labels" -}}
+{{ include "mooncake.selector" . }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
+{{- end }}
+
+{{- define "mooncake.operatorImage" -}}
+{{ .Values.operator.image.repository }}:{{ .Values.operator.image.tag | default .Chart.AppVersion }}
+{{- end }}
+
+{{/* What the operator may do in a namespace that it looks after. */}}
+{{- define "mooncake.rules" -}}
+- apiGroups: [mooncake.io]
+  resources: [mooncakeclusters]
+  verbs: [get, list, watch]
+- apiGroups: [mooncake.io]
+  resources: [mooncakeprefillpools, mooncakedecodepools, mooncakekvcachepools]
+  verbs: [get, list, watch, create, patch, delete]
+- apiGroups: [mooncake.io]
+  resources:
+  - mooncakeclusters/status
+  - mooncakeprefillpools/status
+  - mooncakedecodepools/status
+  - mooncakekvcachepools/status
+  verbs: [patch]
+# Only asked for where the admission plugin OwnerReferencesPermissionEnforcement is on (OpenShift): owner
+# references block their owner's deletion until the garbage collector has seen them.
+- apiGroups: [mooncake.io]
+  resources:
+  - mooncakeclusters/finalizers
+  - mooncakeprefillpools/finalizers
+  - mooncakedecodepools/finalizers
+  - mooncakekvcachepools/finalizers
+  verbs: [update]
+# Pods are created and deleted, never applied: no patch. Only the readiness gate is written to them.
+- apiGroups: [""]
+  resources: [pods]
+  verbs: [get, list, watch, create, delete]
+- apiGroups: [""]
+  resources: [pods/status]
+  verbs: [patch]
+- apiGroups: [""]
+  resources: [services, configmaps, secrets]
+  verbs: [get, list, watch, create, patch, delete]
+- apiGroups: [apps]
+  resources: [deployments, controllerrevisions]
+  verbs: [get, list, watch, create, patch, delete]
+- apiGroups: [policy]
+  resources: [poddisruptionbudgets]
+  verbs: [get, list, watch, create, patch, delete]
+- apiGroups: [networking.k8s.io]
+  resources: [networkpolicies]
+  verbs: [get, list, watch, create, patch, delete]
+- apiGroups: [events.k8s.io]
+  resources: [events]
+  verbs: [create]
+# Whether its namespace is on its way out.
+- apiGroups: [""]
+  resources: [namespaces]
+  verbs: [get]
+{{- end }}
