@@ -79,10 +79,11 @@ def _decode_candidates(considered: Iterable[Mapping[str, Any]], chosen: str) -> 
 
 def _predicted_against_measured(decision: Mapping[str, Any], placement: Mapping[str, Any]) -> Table:
     table = _table()
-    for heading in ("", "PREDICTED", "MEASURED"):
+    for heading in ("", "PREDICTED", "MEASURED", "ERROR"):
         table.add_column(heading, justify="right" if heading else "left")
     for title, name in _COMPARED:
-        table.add_row(title, _seconds(placement.get(name)), _seconds(decision.get(name)))
+        predicted, measured = placement.get(name), decision.get(name)
+        table.add_row(title, _seconds(predicted), _seconds(measured), _error(predicted, measured))
     return table
 
 
@@ -109,6 +110,15 @@ def _seconds(value: float | None) -> str:
     if value is None:
         return _UNKNOWN
     return f"{value:.3f} s" if value >= 1 else f"{value * 1000:.1f} ms"
+
+
+def _error(predicted: float | None, measured: float | None) -> str:
+    """Measured less predicted, and what share of the prediction that is."""
+    if predicted is None or measured is None:
+        return _UNKNOWN
+    error = measured - predicted
+    text = ("−" if error < 0 else "+") + _seconds(abs(error))
+    return f"{text} ({error / predicted:+.0%})".replace("-", "−") if predicted > 0 else text
 
 
 def _tokens(value: int | None) -> str:

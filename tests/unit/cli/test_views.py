@@ -128,7 +128,15 @@ def test_an_explanation_marks_the_chosen_and_compares_predicted_with_measured() 
     assert "1,024 of them expected from the cache (512 fetched from the store), 1,024 found there" in text
     assert "completed after 2 attempts" in text
     ttft = next(line for line in text.splitlines() if line.startswith("TTFT"))
-    assert ttft.split() == ["TTFT", "1.250", "s", "1.500", "s"]
+    assert ttft.split() == ["TTFT", "1.250", "s", "1.500", "s", "+250.0", "ms", "(+20%)"]
+
+
+def test_an_explanation_shows_a_prediction_that_was_too_high_and_leaves_out_what_was_not_measured() -> None:
+    lines = text_of(decision_view(DECISION | {"prefill_s": 0.2, "tbt_s": None})).splitlines()
+    compared = lines[lines.index("predicted against measured, in model seconds") :]
+    prefill, tbt = (next(line for line in compared if line.startswith(name)) for name in ("prefill", "TBT"))
+    assert prefill.split()[-3:] == ["−50.0", "ms", "(−20%)"]
+    assert tbt.split() == ["TBT", "30.0", "ms", "–", "–"]
 
 
 def test_a_refusal_is_explained_without_a_placement() -> None:

@@ -38,6 +38,14 @@ def test_text_survives_its_way_to_ids_and_back(folder: Path, text: str) -> None:
         assert codec.decode(codec.encode(text)) == text
 
 
+def test_a_text_has_the_ids_that_its_tokenizer_gives_it_with_and_without_special_tokens(folder: Path) -> None:
+    plain = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    codec = codec_for(str(folder))
+    for special in (True, False):
+        for text in ("the cat</s> sat", "Grüße, 世界"):
+            assert codec.encode(text, special=special) == plain.encode(text, add_special_tokens=special).ids
+
+
 def test_a_stream_of_tokens_gives_the_whole_text_also_where_a_letter_takes_several_tokens(
     folder: Path,
 ) -> None:
