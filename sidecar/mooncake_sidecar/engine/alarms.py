@@ -14,7 +14,8 @@ LEAK_AFTER_S = 60.0
 """KV that waits for its decode is in use at rest too, for a moment."""
 SILENT_AFTER_BLOCKS = 16
 HITLESS_AFTER_TOKENS = 500_000
-"""Prompts that have nothing in common at all are rare: even one system prompt shows as hits long before."""
+HITLESS_AFTER_FINDABLE = 3
+"""One or two prompts may be computed twice at the same time, or just when the store has dropped them."""
 
 
 @dataclass(slots=True)
@@ -35,25 +36,27 @@ class Alarms:
     metrics_missing: bool = False
     """The engine tells no metrics: its load is known from the ledger alone."""
     never_hit: bool = False
-    """It publishes blocks, and nothing looked for in caches is ever found (vllm-project/vllm issue 51875)."""
+    """Prompts begin like others that are held, and nothing looked for in caches is ever found (vllm-project/vllm
+    issue 51875)."""
     _resting_since_s: float | None = None
     _first_prompt_tokens: float | None = None
-    _hitless_since: tuple[float, float] | None = None
-    """Queries and hits at the last moment at which something had been found."""
+    _hitless_since: tuple[float, float, int] | None = None
+    """Queries, hits and findable prompts at the last moment at which something had been found."""
 
-    def observe(self, load: Load, messages: int, now_s: float) -> None:
+    def observe(self, load: Load, messages: int, findable: int, now_s: float) -> None:
         """Look at the engine's metrics.
 
         Args:
             load: what they say now.
             messages: events heard in this life of the engine.
+            findable: prompts, so far, whose beginning was there to be found (`findable.Findable`).
             now_s: a clock that never goes back, wall seconds.
         """
         self._watch_metrics(load)
         if load.is_told:
             self._watch_leak(load, now_s)
             self._watch_silence(load, messages)
-            self._watch_hits(load, messages)
+            self._watch_hits(load, findable)
 
     def _watch_metrics(self, load: Load) -> None:
         if not load.is_told and not self.metrics_missing:
@@ -93,16 +96,19 @@ class Alarms:
             _log.info("the engine publishes KV events")
         self.publisher_silent = silent
 
-    def _watch_hits(self, load: Load, messages: int) -> None:
-        if self._hitless_since is None or load.cache_hits_tokens != self._hitless_since[1]:
-            self._hitless_since = (load.cache_queries_tokens, load.cache_hits_tokens)
-        queried = load.cache_queries_tokens - self._hitless_since[0]
-        hitless = bool(messages) and queried > HITLESS_AFTER_TOKENS
+    def _watch_hits(self, load: Load, findable: int) -> None:
+        queries, hits = load.cache_queries_tokens, load.cache_hits_tokens
+        if self._hitless_since is None or hits != self._hitless_since[1]:
+            self._hitless_since = (queries, hits, findable)
+        queried, missed = queries - self._hitless_since[0], findable - self._hitless_since[2]
+        # Prompts that have nothing in common find nothing, and nothing is wrong with that.
+        hitless = queried > HITLESS_AFTER_TOKENS and missed >= HITLESS_AFTER_FINDABLE
         if hitless and not self.never_hit:
             _log.error(
-                "blocks are published and nothing is ever found in a cache: do all engines have the same"
-                " PYTHONHASHSEED, block size and model arguments, and is prefix caching on?",
+                "prompts begin like others that are held, and nothing is ever found in a cache: do all engines"
+                " have the same PYTHONHASHSEED, block size and model arguments?",
                 queried_tokens=queried,
+                missed_prompts=missed,
             )
         elif self.never_hit and not hitless:
             _log.info("prompts find cached blocks")

@@ -58,7 +58,7 @@ class SidecarMetrics(Collector):
             ),
             (
                 "engine_never_hits",
-                "1 while blocks are published and nothing looked for is found in a cache.",
+                "1 while prompts begin like others that are held and nothing is found in a cache.",
                 bool(alarms and alarms.never_hit),
             ),
         ):
@@ -77,6 +77,11 @@ class SidecarMetrics(Collector):
             ("undecodable_messages", "Event batches that could not be read.", residency.undecodable),
             ("orphan_blocks", "Blocks told of whose parent was unknown.", residency.mirror.orphans),
             ("opaque_blocks", "Blocks told of that tokens do not determine.", residency.mirror.opaque),
+            (
+                "findable_prompts",
+                "Prompts whose beginning was held when they came; of those in the pool a sample.",
+                sidecar.findable.seen,
+            ),
             ("journal_errors", "Writes of the journal that failed.", residency.journal_errors),
             ("index_batches", "Batches written into the index.", sidecar.writer.batches),
             ("index_refills", "Times that everything was written anew.", sidecar.writer.refills),

@@ -113,6 +113,8 @@ class Mirror:
         """Blocks of the pool told of by a shortened hash: the store knows them by the whole one."""
         self.opaque = 0
         """Blocks told of that tokens do not determine (images, embeddings)."""
+        self.computed_again = 0
+        """Prompts of which the engine computed the first block although it held that very block."""
 
     def __len__(self) -> int:
         return len(self._blocks)
@@ -219,6 +221,8 @@ class Mirror:
                 assert isinstance(name, bytes), "the store knows blocks by their whole hash"
                 new_shared.append(Shared(name, key, tier))
             elif tier is Tier.HBM:
+                if block.copies and not block.depth:
+                    self.computed_again += 1
                 block.copies += 1
                 if block.copies == 1:
                     new.append(key)

@@ -46,6 +46,8 @@ class Residency:
         """Grows with every message that changes something for the index."""
         self.undecodable = 0
         self.journal_errors = 0
+        self.begun: tuple[int, ...] = ()
+        """Keys of the last prompt that the engine computed from its very beginning."""
         self.mirror = Mirror(has_pool=has_pool)
         self._waiting: deque[tuple[int, list[Change]]] = deque()
         self._waiting_keys = 0
@@ -76,6 +78,8 @@ class Residency:
             if step is None:
                 continue
             steps.append(step)
+            if isinstance(step, Put) and step.depth == 0 and step.tier == Tier.HBM:
+                self.begun = step.keys
             effect = self.mirror.carry_out(step)
             own += effect.own
             self._unwritten += effect.shared

@@ -17,6 +17,7 @@ from mooncake_core.registry.redis import RedisRegistry
 from mooncake_core.resp import ReplyError, RespClient
 from mooncake_sidecar.engine.alarms import Alarms
 from mooncake_sidecar.engine.engine_probe import EngineProbe, Facts, Health, Load
+from mooncake_sidecar.engine.findable import Findable
 from mooncake_sidecar.engine.pool import CHECK_EVERY_S, Pool, pool_record
 from mooncake_sidecar.engine.record import event_source, instance_record
 from mooncake_sidecar.engine.residency import Residency
@@ -56,6 +57,7 @@ class Sidecar:
         self.index = RedisIndex(self.client, namespace=config.namespace)
         self.registry = RedisRegistry(config.redis_url, namespace=config.namespace, password=self._password)
         self.writer = IndexWriter(self.index, config.instance, self.residency)
+        self.findable = Findable(self.index, config.store if config.fetch == "store" else "", self.residency)
         self.probe = EngineProbe(config.engine_url)
         self.pool: Pool | None = None
         self.instance: Instance | None = None
@@ -221,7 +223,7 @@ class Sidecar:
             return None
         if self.alarms is not None:
             messages = self.stream.messages if self.stream is not None else 0
-            self.alarms.observe(self.load, messages, time.monotonic())
+            self.alarms.observe(self.load, messages, self.findable.seen, time.monotonic())
         if not self.load.is_told:
             return None  # a report of zeros would tell schedulers that it idles
         return EngineReport(
@@ -295,6 +297,7 @@ class Sidecar:
         while True:
             await asyncio.sleep(FLUSH_EVERY_S)
             try:
+                await self.findable.look(time.monotonic())
                 if self.pool is not None:
                     self.pool.tell(self.residency.take_shared())
                     await self.pool.flush()

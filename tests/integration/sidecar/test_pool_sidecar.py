@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+import itertools
 from collections.abc import Awaitable, Callable
 
 import httpx
 import pytest
 
 from mooncake_core.registry import Role
+from mooncake_sidecar.engine.findable import LOOK_EVERY_S
 from mooncake_testing.sidecars import SharedView, SidecarProcess
 from mooncake_testing.simulated import Simulated, SimulatedProcess
 from mooncake_testing.waiting import until
@@ -203,3 +206,43 @@ async def test_blocks_with_shortened_names_are_not_told_of_because_the_store_can
 
 async def holds(shared: SharedView, keys: set[int]) -> bool:
     return await shared.held(keys, "engine-0") == keys
+
+
+async def metric(sidecar: SidecarProcess, name: str) -> float:
+    async with httpx.AsyncClient(base_url=sidecar.url, trust_env=False) as http:
+        text = (await http.get("/metrics")).text
+    return next(float(line.split()[1]) for line in text.splitlines() if line.startswith(f"{name} "))
+
+
+async def test_prompts_that_another_engine_has_put_into_the_pool_count_as_findable_and_new_ones_do_not(
+    simulated: Simulated, master: SimulatedProcess, start: Start, shared: SharedView
+) -> None:
+    # Of another seed, so the store has them under names that the second engine never looks for.
+    one = start_engine(simulated, master, PYTHONHASHSEED="1")
+    other = start_engine(simulated, master, PYTHONHASHSEED="2")
+    start(one, "engine-0")
+    watched = start(other, "engine-1")
+    await until(lambda: shared.instance("engine-1"))
+
+    async def findable() -> float:
+        return await metric(watched, "mooncake_sidecar_findable_prompts_total")
+
+    async def settled(keys: set[int]) -> None:
+        await until(in_pool(shared, keys, all_of_them=True))
+
+    for number in range(4):
+        await settled(compute(other, 500_000 + 1000 * number))
+    assert await findable() == 0
+    numbers = itertools.count(1)
+
+    async def counted() -> bool:
+        first_token = 1000 * next(numbers)
+        await settled(compute(one, first_token))
+        compute(other, first_token)
+        # A sample is taken no more than once a second, and none where Redis does not answer at once.
+        await asyncio.sleep(LOOK_EVERY_S)
+        return await findable() > 0
+
+    await until(counted, within_s=60)
+    # So few tokens are no ground for an alarm.
+    assert await metric(watched, "mooncake_sidecar_engine_never_hits") == 0
