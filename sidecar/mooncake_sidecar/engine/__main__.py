@@ -19,6 +19,7 @@ from pydantic import ValidationError
 from mooncake_core.config import SidecarConfig
 from mooncake_core.config.base import ConfigError
 from mooncake_core.registry.memory import HEARTBEAT_TTL_S
+from mooncake_sidecar.engine.connections import callers
 from mooncake_sidecar.engine.drain import drain
 from mooncake_sidecar.engine.engine_probe import EngineProbe, Health
 from mooncake_sidecar.engine.server import build_server
@@ -27,7 +28,7 @@ from mooncake_sidecar.engine.sidecar import Sidecar
 CONFIG_VARIABLE = "MOONCAKE_SIDECAR_CONFIG"
 _BEYOND_DRAIN_S = 5.0
 _ASK_AGAIN_S = 0.5
-_FORGOTTEN_AFTER_S = HEARTBEAT_TTL_S + 1.0
+FORGOTTEN_AFTER_S = HEARTBEAT_TTL_S + 1.0
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -89,7 +90,7 @@ def ask_to_drain(config: SidecarConfig) -> int:
                 now_s = time.monotonic()
                 alone_since_s = alone_since_s or now_s
                 # By then schedulers have forgotten an instance that nobody keeps registered.
-                if now_s - alone_since_s > _FORGOTTEN_AFTER_S and asyncio.run(_is_idle(config)):
+                if now_s - alone_since_s > FORGOTTEN_AFTER_S and asyncio.run(_is_idle(config)):
                     print(f"mooncake_sidecar: drain: no sidecar answers ({error!r}), the engine is idle")
                     return 0
             time.sleep(min(_ASK_AGAIN_S, left_s))
@@ -101,7 +102,10 @@ async def _is_idle(config: SidecarConfig) -> bool:
     probe = EngineProbe(config.engine_url)
     try:
         load = await probe.load()
-        return load.is_told and not (load.running or load.waiting)
+        if load.is_told:
+            return not (load.running or load.waiting)
+        # Schedulers that have forgotten it have dropped their idle connections: who is left waits for an answer.
+        return callers(config.engine_url) == 0
     except ConnectionError:
         return await probe.health() is Health.DEAD
     finally:

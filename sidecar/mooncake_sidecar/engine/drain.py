@@ -9,6 +9,7 @@ from enum import StrEnum
 import structlog
 
 from mooncake_core.ledger import ledger_prefix, promised
+from mooncake_sidecar.engine.connections import callers
 from mooncake_sidecar.engine.engine_probe import Health
 from mooncake_sidecar.engine.sidecar import Sidecar
 
@@ -70,5 +71,6 @@ async def _look(sidecar: Sidecar) -> Drained | None:
             sidecar.client, prefix=ledger_prefix(config.namespace), instance=config.instance
         )
     except ConnectionError:
-        return Drained.IDLE if load.is_told else None  # without Redis only the engine can be asked
+        # Without Redis only the engine can be asked, and one without metrics can only be looked at.
+        return Drained.IDLE if load.is_told or callers(config.engine_url) == 0 else None
     return None if prefills or decodes else Drained.IDLE

@@ -13,6 +13,7 @@ import pytest
 from mooncake_core.ledger import Limits, RedisLedger, Reservation, ledger_prefix
 from mooncake_core.registry import InstanceState, Role
 from mooncake_core.resp import RespClient
+from mooncake_sidecar.engine.__main__ import FORGOTTEN_AFTER_S
 from mooncake_testing.redis import RedisServer
 from mooncake_testing.sidecars import NAMESPACE, SharedView, SidecarProcess
 from mooncake_testing.simulated import Simulated, SimulatedProcess
@@ -303,6 +304,38 @@ async def test_a_drain_that_takes_too_long_says_so(
     assert (answer.status_code, answer.json()) == (504, {"outcome": "timeout"})
     await ledger.close()
     await client.close()
+
+
+async def test_beside_a_dead_sidecar_and_without_metrics_a_drain_waits_for_who_is_connected_and_no_longer(
+    simulated: Simulated, start_sidecar: Start, shared: SharedView
+) -> None:
+    mute = simulated.engine("--disable-log-stats", "--time-scale", "1", events=True, environ=AS_BYTES)
+    sidecar = start_sidecar(mute, block_size_tokens=BLOCK, drain_timeout_s=600)
+    await registered(shared)
+    sidecar.kill()
+    endless = {"model": "tiny", "prompt": [7] * 20, "max_tokens": 20_000, "ignore_eos": True, "stream": True}
+    async with httpx.AsyncClient(base_url=mute.url, trust_env=False, timeout=None) as http:
+        async with http.stream("POST", "/v1/completions", json=endless) as stream:
+            await anext(stream.aiter_bytes())
+            draining = sidecar.drain()
+            # Beyond the time after which schedulers have forgotten the instance.
+            with pytest.raises(subprocess.TimeoutExpired):
+                await asyncio.to_thread(draining.wait, FORGOTTEN_AFTER_S + 2.0)
+    said, _ = await asyncio.to_thread(draining.communicate, timeout=60)
+    assert draining.returncode == 0, said
+    assert b"the engine is idle" in said
+
+
+async def test_without_redis_and_without_metrics_a_drain_ends_when_nobody_is_connected(
+    simulated: Simulated, start_sidecar: Start, shared: SharedView, redis_server: RedisServer
+) -> None:
+    mute = simulated.engine("--disable-log-stats", events=True, environ=AS_BYTES)
+    sidecar = start_sidecar(mute, block_size_tokens=BLOCK, drain_timeout_s=600)
+    await registered(shared)
+    redis_server.kill()
+    async with httpx.AsyncClient(trust_env=False, timeout=120) as http:
+        answer = await http.post(f"{sidecar.url}/drain")
+    assert (answer.status_code, answer.json()) == (200, {"outcome": "idle"})
 
 
 async def test_told_to_end_a_sidecar_of_an_idle_engine_deregisters_it_and_ends(

@@ -121,7 +121,12 @@ class Simulated:
     time_scale: float = 50.0
     processes: list[SimulatedProcess] = field(default_factory=list)
     # One client: making one reads the machine's certificates, which takes longer than many a test.
-    http: httpx.Client = field(default_factory=lambda: httpx.Client(timeout=10, trust_env=False))
+    http: httpx.Client = field(
+        # No connection is kept: to the drain of an engine without metrics, each of them is somebody waiting.
+        default_factory=lambda: httpx.Client(
+            timeout=10, trust_env=False, limits=httpx.Limits(max_keepalive_connections=0)
+        )
+    )
 
     def __enter__(self) -> Self:
         return self
