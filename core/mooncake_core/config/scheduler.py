@@ -10,6 +10,10 @@ from pydantic import Field
 from mooncake_core.config.base import ConfigDocument
 
 
+FIRST_TOKEN_TIMEOUT_S = 60.0
+"""Wall seconds for which a decode may be waited for after the hand-over; staged KV is of no use beyond."""
+
+
 class AdmissionMode(StrEnum):
     """When overload is refused (conductor.md, Admission)."""
 
@@ -102,7 +106,7 @@ class SchedulerConfig(ConfigDocument):
     dispatch_timeout_s: float = Field(default=10, gt=0)
     """Wall seconds from the reservation until the first engine is sent the request."""
     prefill_timeout_s: float = Field(default=300, gt=0)
-    first_token_timeout_s: float = Field(default=60, gt=0)
+    first_token_timeout_s: float = Field(default=FIRST_TOKEN_TIMEOUT_S, gt=0)
     """Wall seconds from hand-over to the first token of decode."""
     stall_timeout_s: float = Field(default=60, gt=0)
     """Wall seconds between two chunks of a stream."""

@@ -117,6 +117,23 @@ async def test_wherever_a_client_leaves_every_block_of_both_engines_comes_free(
         await all_blocks_come_free(prefill, decode)
 
 
+async def test_kv_that_every_decode_refuses_comes_free_by_the_engines_own_limit(
+    tmp_path: Path, pair: tuple[str, SimulatedProcess, SimulatedProcess]
+) -> None:
+    _, prefill, decode = pair
+    given_up = prefill.log.read_text().count(GIVEN_UP)
+    await asyncio.to_thread(decode.post, "/simulator/faults", {"status_503_retry_after": 1.0})
+    try:
+        async with served(tmp_path, pair) as running:
+            assert (await running.complete(prompt=list(range(1000, 1400)))).status_code == 503
+            await running.settled()
+            assert (await asyncio.to_thread(prefill.get, "/simulator/state"))["held"] == 1
+            await all_blocks_come_free(prefill, decode)
+    finally:
+        await asyncio.to_thread(decode.post, "/simulator/faults", {"status_503_retry_after": None})
+    assert prefill.log.read_text().count(GIVEN_UP) == given_up + 1
+
+
 async def test_a_prefill_that_dies_with_staged_kv_costs_an_explicit_error_within_the_deadline(
     tmp_path: Path, simulated: Simulated
 ) -> None:

@@ -176,6 +176,20 @@ def test_a_drain_ends_before_the_grace_period_does():
     assert (told.listen.port, told.drain_timeout_s) == (21003, 60)
 
 
+@pytest.mark.parametrize("connector", ["MooncakeConnector", "NixlConnector"])
+def test_kv_that_nobody_fetches_is_kept_no_longer_than_a_scheduler_waits_for_its_decode(connector):
+    a_cluster = cluster(engine=VLLM | {"connector": connector}, kvCachePools=[])
+    engine = container(by_name(render(a_cluster, ClusterNames()).pods, "q-prefill-p-0"), "engine")
+    config = json.loads(flag(engine["args"], "--kv-transfer-config"))["kv_connector_extra_config"]
+    waited_s = SchedulerConfig.model_fields["first_token_timeout_s"].default
+    if connector == "MooncakeConnector":
+        kept_s = int(env_of(engine)["VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT"])
+        assert waited_s < kept_s < 2 * waited_s
+    else:
+        # A decode that waits extends it by heartbeats.
+        assert 0 < config["kv_lease_duration"] < waited_s
+
+
 def test_an_image_without_this_product_drains_with_what_every_python_has():
     world = render(cluster(engine=VLLM, scheduler=SHARED), ClusterNames(), credentials=SECRETS)
     engine = container(by_name(world.pods, "q-decode-d-0"), "engine")

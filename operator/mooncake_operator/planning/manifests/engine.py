@@ -37,7 +37,7 @@ from mooncake_operator.planning.manifests.sidecar import (
     drain_config,
     sidecar_container,
 )
-from mooncake_operator.planning.manifests.transfer import must_hide_statistics, transfer_config
+from mooncake_operator.planning.manifests.transfer import STAGED_KV_S, must_hide_statistics, transfer_config
 from mooncake_operator.planning.names import Port
 
 HASH_SEED = "0"
@@ -182,6 +182,7 @@ def _environment(plan: Plan, pool: EnginePoolPlan, pod: str) -> list[Object]:
         # Whole hashes: by them the store's master is asked about a block, which shortened ones do not name.
         env("VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES", "0"),
         env("VLLM_MOONCAKE_BOOTSTRAP_PORT", str(plan.names.port(pod, Port.BOOTSTRAP))),
+        env("VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT", str(STAGED_KV_S)),
         env("VLLM_NIXL_SIDE_CHANNEL_HOST", reference(POD_IP)),
         env("VLLM_NIXL_SIDE_CHANNEL_PORT", str(plan.names.port(pod, Port.SIDE_CHANNEL))),
     ]

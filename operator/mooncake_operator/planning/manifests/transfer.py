@@ -7,11 +7,18 @@ from __future__ import annotations
 
 from typing import Any
 
+from mooncake_core.config.scheduler import FIRST_TOKEN_TIMEOUT_S
 from mooncake_core.registry import Role
 from mooncake_operator.planning.manifests.plan import Plan
 from mooncake_operator.planning.names import Port
 
 _LOCAL_BUFFER = "1GB"
+STAGED_KV_S = int(FIRST_TOKEN_TIMEOUT_S) + 15
+"""Seconds for which a prefill engine keeps KV that nobody fetches: schedulers have given the decode up by then.
+vLLM's own limit is 480."""
+STAGED_LEASE_S = 30
+"""The same over NIXL, where the decode engine extends it by heartbeats (six in that time) while its request
+waits; much less, and a decode that stands still for a moment loses what it was about to fetch."""
 _ROLES = {Role.PREFILL: "kv_producer", Role.DECODE: "kv_consumer"}
 
 
@@ -22,6 +29,8 @@ def transfer_config(plan: Plan, role: Role) -> dict[str, Any]:
     if connector == "MooncakeConnector":
         protocol = plan.cluster.spec.network.protocol.lower()
         hand_over["kv_connector_extra_config"] = {"mooncake_protocol": protocol}
+    elif connector == "NixlConnector":
+        hand_over["kv_connector_extra_config"] = {"kv_lease_duration": STAGED_LEASE_S}
     if plan.store is None:
         return hand_over
     store: dict[str, Any] = {"kv_connector": "MooncakeStoreConnector", "kv_role": "kv_both"}
