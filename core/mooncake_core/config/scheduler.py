@@ -9,7 +9,6 @@ from pydantic import Field
 
 from mooncake_core.config.base import ConfigDocument
 
-
 FIRST_TOKEN_TIMEOUT_S = 60.0
 """Wall seconds for which a decode may be waited for after the hand-over; staged KV is of no use beyond."""
 

@@ -104,7 +104,7 @@ async def _is_idle(config: SidecarConfig) -> bool:
         load = await probe.load()
         if load.is_told:
             return not (load.running or load.waiting)
-        # Schedulers that have forgotten it have dropped their idle connections: who is left waits for an answer.
+        # Schedulers that forgot it dropped their idle connections: who is left waits for an answer.
         return callers(config.engine_url) == 0
     except ConnectionError:
         return await probe.health() is Health.DEAD

@@ -36,8 +36,7 @@ class Alarms:
     metrics_missing: bool = False
     """The engine tells no metrics: its load is known from the ledger alone."""
     never_hit: bool = False
-    """Prompts begin like others that are held, and nothing looked for in caches is ever found (vllm-project/vllm
-    issue 51875)."""
+    """Prompts begin like others that are held, and nothing is ever found (vllm-project/vllm issue 51875)."""
     _resting_since_s: float | None = None
     _first_prompt_tokens: float | None = None
     _hitless_since: tuple[float, float, int] | None = None
@@ -105,8 +104,8 @@ class Alarms:
         hitless = queried > HITLESS_AFTER_TOKENS and missed >= HITLESS_AFTER_FINDABLE
         if hitless and not self.never_hit:
             _log.error(
-                "prompts begin like others that are held, and nothing is ever found in a cache: do all engines"
-                " have the same PYTHONHASHSEED, block size and model arguments?",
+                "prompts begin like others that are held, and nothing is ever found in a cache: do all"
+                " engines have the same PYTHONHASHSEED, block size and model arguments?",
                 queried_tokens=queried,
                 missed_prompts=missed,
             )

@@ -1,7 +1,7 @@
 """Who is connected to a port of this Pod: the last thing that tells whether an engine works.
 
-An engine that tells no metrics, with no sidecar or no Redis beside it, can still be seen to be in use: whoever
-waits for an answer holds a connection. The kernel lists them (proc_pid_net(5), `/proc/net/tcp`).
+An engine that tells no metrics, with no sidecar or no Redis beside it, can still be seen to be in use:
+whoever waits for an answer holds a connection. The kernel lists them (proc_pid_net(5), `/proc/net/tcp`).
 """
 
 from __future__ import annotations

@@ -314,13 +314,15 @@ async def test_beside_a_dead_sidecar_and_without_metrics_a_drain_waits_for_who_i
     await registered(shared)
     sidecar.kill()
     endless = {"model": "tiny", "prompt": [7] * 20, "max_tokens": 20_000, "ignore_eos": True, "stream": True}
-    async with httpx.AsyncClient(base_url=mute.url, trust_env=False, timeout=None) as http:
-        async with http.stream("POST", "/v1/completions", json=endless) as stream:
-            await anext(stream.aiter_bytes())
-            draining = sidecar.drain()
-            # Beyond the time after which schedulers have forgotten the instance.
-            with pytest.raises(subprocess.TimeoutExpired):
-                await asyncio.to_thread(draining.wait, FORGOTTEN_AFTER_S + 2.0)
+    async with (
+        httpx.AsyncClient(base_url=mute.url, trust_env=False, timeout=None) as http,
+        http.stream("POST", "/v1/completions", json=endless) as stream,
+    ):
+        await anext(stream.aiter_bytes())
+        draining = sidecar.drain()
+        # Beyond the time after which schedulers have forgotten the instance.
+        with pytest.raises(subprocess.TimeoutExpired):
+            await asyncio.to_thread(draining.wait, FORGOTTEN_AFTER_S + 2.0)
     said, _ = await asyncio.to_thread(draining.communicate, timeout=60)
     assert draining.returncode == 0, said
     assert b"the engine is idle" in said

@@ -14,7 +14,7 @@ from mooncake_operator.planning.names import Port
 
 _LOCAL_BUFFER = "1GB"
 STAGED_KV_S = int(FIRST_TOKEN_TIMEOUT_S) + 15
-"""Seconds for which a prefill engine keeps KV that nobody fetches: schedulers have given the decode up by then.
+"""Seconds for which a prefill engine keeps KV that nobody fetches: schedulers gave the decode up by then.
 vLLM's own limit is 480."""
 STAGED_LEASE_S = 30
 """The same over NIXL, where the decode engine extends it by heartbeats (six in that time) while its request
