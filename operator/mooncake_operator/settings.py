@@ -54,6 +54,8 @@ class Settings(BaseModel):
     health_port: PortNumber = 8081
     watch_timeout_seconds: Annotated[int, Field(ge=1)] = 600
     watch_inactivity_seconds: Seconds = 70.0
+    measure_seconds: Annotated[float, Field(ge=0)] = 60.0
+    """How long a measurement (TTFT, TBT, SLOMet, a store's level) stands in a status at least."""
     stop_seconds: Seconds = 20.0
     """How long passes may go on once the process is asked to stop."""
     log_level: str = "INFO"

@@ -23,6 +23,7 @@ from prometheus_client.registry import Collector
 
 from mooncake_scheduler.gateway.decisions import Decision
 from mooncake_scheduler.gateway.lifecycle import Phase, Remedy, Setback
+from mooncake_scheduler.recent import WINDOWS_S, Recent
 
 LATENCY_S: Final = (
     0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 300.0,
@@ -71,9 +72,16 @@ class GatewayMetrics:
     Args:
         ttft_target_s: a request with a later first token does not count as goodput.
         tbt_target_s: nor one with slower tokens.
+        clock: wall seconds of any origin, for what was measured lately.
     """
 
-    def __init__(self, ttft_target_s: float | None = None, tbt_target_s: float | None = None) -> None:
+    def __init__(
+        self,
+        ttft_target_s: float | None = None,
+        tbt_target_s: float | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._clock = clock
         self._ttft_target_s = ttft_target_s
         self._tbt_target_s = tbt_target_s
         self.ttft_s = Histogram(LATENCY_S)
@@ -102,6 +110,7 @@ class GatewayMetrics:
         self.output_tokens = 0
         self.recent_ttft_s: deque[float] = deque(maxlen=RECENT)
         self.recent_tbt_s: deque[float] = deque(maxlen=RECENT)
+        self.lately = {"ttft": Recent(), "tbt": Recent()}
         self.started_s = time.time()
 
     # -- told by requests
@@ -148,28 +157,40 @@ class GatewayMetrics:
             return
         self.output_tokens += decision.output_tokens or 0
         ttft_s, tbt_s = decision.ttft_s, decision.tbt_s
+        ttft_target_s, tbt_target_s = self._targets_s(decision)
         if ttft_s is not None and decision.streamed:
             self.ttft_s.observe(ttft_s)
             self.recent_ttft_s.append(ttft_s)
+            self.lately["ttft"].observe(self._clock(), ttft_s, ttft_target_s)
             if placement is not None:
                 self.ttft_error_s.observe(ttft_s - placement.ttft_s)
         if tbt_s is not None:
             self.tbt_s.observe(tbt_s)
             self.recent_tbt_s.append(tbt_s)
+            self.lately["tbt"].observe(self._clock(), tbt_s, tbt_target_s)
             if placement is not None:
                 self.tbt_error_s.observe(tbt_s - placement.tbt_s)
         if decision.transfer_s is not None:
             self.transfer_s.observe(decision.transfer_s)
-        self._judge(decision)
+        self._judge(decision, ttft_target_s, tbt_target_s)
 
-    def _judge(self, decision: Decision) -> None:
+    def recently(self) -> dict[str, Any]:
+        """The last minutes by window and latency, to be added to what other schedulers say."""
+        now_s = self._clock()
+        return {
+            str(seconds): {name: recent.window(now_s, seconds) for name, recent in self.lately.items()}
+            for seconds in WINDOWS_S
+        }
+
+    def _targets_s(self, decision: Decision) -> tuple[float | None, float | None]:
+        if decision.world is None:
+            return self._ttft_target_s, self._tbt_target_s
+        # Targets that are multiples differ from request to request.
+        return decision.world.slo.ttft_s, decision.world.slo.tbt_s
+
+    def _judge(self, decision: Decision, ttft_target_s: float | None, tbt_target_s: float | None) -> None:
         """Count a completed request as within its targets or not, where its times are known at all."""
         ttft_s, tbt_s = decision.ttft_s, decision.tbt_s
-        if decision.world is None:
-            ttft_target_s, tbt_target_s = self._ttft_target_s, self._tbt_target_s
-        else:
-            # Targets that are multiples differ from request to request.
-            ttft_target_s, tbt_target_s = decision.world.slo.ttft_s, decision.world.slo.tbt_s
         if _over(ttft_s, ttft_target_s) or _over(tbt_s, tbt_target_s):
             return
         measured = decision.streamed or (ttft_target_s is not None and ttft_s is not None)

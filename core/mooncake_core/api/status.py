@@ -97,8 +97,14 @@ class KVCachePoolStatus(PoolStatus):
     """State of a store."""
 
     capacity_bytes: Count | None = None
+    """DRAM of all mounted segments, as the master says."""
     allocated_bytes: Count | None = None
-    master_epoch: Count | None = None
+    capacity: Word | None = None
+    """`capacityBytes` for people, e.g. 1.2Ti."""
+    used: Word | None = None
+    """Share of the capacity that is taken, e.g. 83%."""
+    measured_time: Timestamp | None = None
+    """When the master was last asked with a new result."""
 
 
 class PoolSummary(ApiModel):
@@ -121,8 +127,11 @@ class ClusterStatus(ApiModel):
     decode: Word | None = None
     kv: Word | None = None
     ttft: Word | None = None
-    """Measured at the SLO's percentile."""
+    """Of the last 5 minutes at the SLO's percentile, in model time, e.g. 1.2s; left out: no traffic."""
     tbt: Word | None = None
+    """As ttft, the time between tokens, e.g. 85ms."""
+    measured_time: Timestamp | None = None
+    """When ttft and tbt were last found to be different."""
     pools: (
         Annotated[list[PoolSummary], Field(max_length=64, json_schema_extra={"x-map-keys": ["kind", "name"]})]
         | None

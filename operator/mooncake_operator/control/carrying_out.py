@@ -21,7 +21,7 @@ from mooncake_operator.kube.errors import (
     InvalidError,
     NotFoundError,
     PreconditionError,
-    Refusal,
+    UnavailableError,
 )
 from mooncake_operator.kube.events import EventRecorder
 from mooncake_operator.kube.resources import (
@@ -33,7 +33,7 @@ from mooncake_operator.kube.resources import (
     resource_of,
     uid_of,
 )
-from mooncake_operator.planning import reasons, troubles
+from mooncake_operator.planning import reasons
 from mooncake_operator.planning.actions import (
     Action,
     AddFinalizer,
@@ -55,6 +55,7 @@ from mooncake_operator.planning.manifests.revisions import (
     pod_of,
     revision_name,
 )
+from mooncake_operator.planning.refusals import known_refusal, refusal
 
 _log = structlog.get_logger()
 _AT_ONCE = 16
@@ -258,12 +259,15 @@ class Execution:
             await self._client.create(pod, manager=MANAGER)
         except AlreadyExistsError:
             await self._is_ours(action, owner)
-        except ForbiddenError as error:
-            if error.refusal is Refusal.NAMESPACE_TERMINATING:
+        except (ForbiddenError, InvalidError) as error:
+            if isinstance(error, ForbiddenError) and error.namespace_terminating:
                 raise NamespaceEndsError from error
-            await self._refused(action.pool, owner, troubles.refusal(error.status, str(error)))
-        except InvalidError as error:
-            await self._refused(action.pool, owner, troubles.refusal(error.status, str(error)))
+            await self._refused(action.pool, owner, refusal(error.status, str(error)))
+        except UnavailableError as error:
+            known = known_refusal(str(error))
+            if known is None:
+                raise
+            await self._refused(action.pool, owner, known)
 
     async def _is_ours(self, action: CreatePod, owner: Object) -> None:
         try:

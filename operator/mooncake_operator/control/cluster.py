@@ -9,18 +9,21 @@ from dataclasses import dataclass, field, replace
 import structlog
 
 from mooncake_core.api import MooncakeCluster, Pool
+from mooncake_operator.control.asking import Answers, Inquiry
 from mooncake_operator.control.carrying_out import Execution
+from mooncake_operator.control.causes import Causes, next_look_s
 from mooncake_operator.control.contract import Key, Result
-from mooncake_operator.control.credentials import kept_credentials, missing_secrets
+from mooncake_operator.control.credentials import kept_credentials, secret_findings
 from mooncake_operator.control.gather import World, gather
 from mooncake_operator.control.inline import with_live_replicas
 from mooncake_operator.control.objects import ObjectKeeper
-from mooncake_operator.control.picture import Picture, picture_of
+from mooncake_operator.control.picture import Picture, picture_of, pod_with_cause
 from mooncake_operator.control.problems import NamespaceEndsError
 from mooncake_operator.control.reading import read_cluster, read_pool
-from mooncake_operator.control.reports import cluster_report, pool_report
-from mooncake_operator.control.schedulers import Schedulers
-from mooncake_operator.control.status import StatusWriter, condition
+from mooncake_operator.control.reports import Context, cluster_report, kept_status, pool_report
+from mooncake_operator.control.schedulers import Schedulers, View
+from mooncake_operator.control.status import StatusWriter, condition, condition_reasons
+from mooncake_operator.control.stores import Stores
 from mooncake_operator.kube.applier import Applier
 from mooncake_operator.kube.client import Client
 from mooncake_operator.kube.events import EventRecorder
@@ -38,12 +41,12 @@ from mooncake_operator.planning.actions import Finding
 from mooncake_operator.planning.instances import Phase
 from mooncake_operator.planning.manifests.plan import Plan as RenderPlan
 from mooncake_operator.planning.manifests.plan import inline_pools, plan_of
+from mooncake_operator.planning.observed import Trouble
 from mooncake_operator.planning.plan import Plan, plan
 from mooncake_operator.settings import Settings
 
 _log = structlog.get_logger()
 
-CLUSTER_MISSING = "ClusterMissing"
 _POOL_KINDS = frozenset(pool.kind for pool in POOLS)
 _MENDED_S = 30.0
 """How soon to look whether a user has mended what no event announces."""
@@ -59,6 +62,8 @@ class _Memory:
     """What is kept of a cluster between passes; losing it costs a few requests, nothing else."""
 
     applier: Applier
+    inquiry: Inquiry
+    causes: Causes
     refusals: Mapping[str, Sequence[Finding]] = field(default_factory=dict)
 
 
@@ -72,6 +77,7 @@ class ClusterReconciler:
         metrics: Metrics,
         *,
         schedulers: Schedulers | None = None,
+        stores: Stores | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         """Take the client, the process's settings, and the wall clock."""
@@ -79,6 +85,7 @@ class ClusterReconciler:
         self._settings = settings
         self._metrics = metrics
         self._schedulers = schedulers or Schedulers()
+        self._stores = stores or Stores()
         self._clock = clock
         self._events = EventRecorder(client, instance=settings.own_identity())
         self._status = StatusWriter(client, self._events)
@@ -90,8 +97,9 @@ class ClusterReconciler:
         world = await gather(self._client, key)
         if world.cluster is None:
             self._memories.pop(key, None)
-        applier = Applier(self._client, on_drift=self._on_drift)
-        memory = self._memories.setdefault(key, _Memory(applier)) if world.cluster else _Memory(applier)
+        memory = self._memories.get(key) or self._new_memory(key)
+        if world.cluster is not None:
+            self._memories[key] = memory
         attempt = _Pass(self, key, world, memory)
         try:
             result = await attempt.run()
@@ -99,6 +107,13 @@ class ClusterReconciler:
             return Result()
         await self._tell_of_drift()
         return result
+
+    def _new_memory(self, key: Key) -> _Memory:
+        return _Memory(
+            Applier(self._client, on_drift=self._on_drift),
+            Inquiry(self._schedulers, self._stores),
+            Causes(self._client, key.namespace),
+        )
 
     def _on_drift(self, live: Object) -> None:
         _log.info("drift corrected", kind=live["kind"], name=name_of(live))
@@ -109,7 +124,7 @@ class ClusterReconciler:
         drifted, self._drifted = self._drifted, []
         for live in drifted:
             note = "fields that the cluster decides on had been changed; change the MooncakeCluster instead"
-            await self._events.record(live, "DriftCorrected", note, kind="Warning")
+            await self._events.record(live, reasons.DRIFT_CORRECTED, note, kind="Warning")
 
 
 class _Pass:
@@ -123,8 +138,12 @@ class _Pass:
         self._world = world
         self._memory = memory
         self._findings: list[Finding] = []
-        self._pools = {name_of(pool): pool for pool in world.pools}
+        self._pools: dict[str, Object] = {}
+        for pool in self._by_right():
+            self._pools.setdefault(name_of(pool), pool)
         self._token = ""
+        self._answers = Answers(View())
+        self._causes: Mapping[str, Trouble] = {}
 
     async def run(self) -> Result:
         cluster = self._world.cluster
@@ -147,11 +166,11 @@ class _Pass:
 
     async def _has_no_cluster(self, pool: Object) -> None:
         where = f"MooncakeCluster {self._key.name} in namespace {self._key.namespace}"
-        missing = condition("Available", False, CLUSTER_MISSING, f"there is no {where}; make it")
-        await self._status.write(pool, _kept_status(pool), [missing])
+        missing = condition("Available", False, reasons.CLUSTER_MISSING, f"there is no {where}; make it")
+        await self._status.write(pool, kept_status(pool), [missing])
 
     async def _keep(self, cluster: Object, read: MooncakeCluster) -> Result:
-        self._findings += await missing_secrets(self._client, read)
+        self._findings += await secret_findings(self._client, read)
         keeper = ObjectKeeper(self._client, self._memory.applier, cluster, self._world)
         inline = [pool.manifest() for pool in inline_pools(read)]
         await keeper.keep_pools(inline)
@@ -188,25 +207,54 @@ class _Pass:
     async def _standalone(self, cluster: MooncakeCluster) -> list[Pool]:
         inline = {pool.metadata.name for pool in inline_pools(cluster)}
         found: list[Pool] = []
-        for name, pool in self._pools.items():
+        for pool in self._by_right():
+            name = name_of(pool)
             if self._is_own(pool) or is_terminating(pool):
                 continue
             read = read_pool(pool)
             if name in inline:
                 message = f"{pool['kind']} {name} has the name of one of the cluster's own pools; rename it"
                 read = Finding(reasons.POOL_NAME_TAKEN, message)
+            elif (other := self._pools[name])["kind"] != pool["kind"]:
+                message = f"{other['kind']} {name} has the same name and was there before; rename one of them"
+                read = Finding(reasons.POOL_NAME_TAKEN, message)
             if isinstance(read, Finding):
-                self._findings.append(Finding(read.reason, f"{pool['kind']} {name}: {read.message}"))
-                unusable = condition("Available", False, read.reason, read.message)
-                self._pools[name] = await self._status.write(pool, _kept_status(pool), [unusable])
+                await self._cannot_use(pool, read)
             else:
                 found.append(read)
         return found
 
+    async def _cannot_use(self, pool: Object, why: Finding) -> None:
+        name = name_of(pool)
+        self._findings.append(Finding(why.reason, f"{pool['kind']} {name}: {why.message}"))
+        unusable = condition("Available", False, why.reason, why.message)
+        written = await self._status.write(pool, kept_status(pool), [unusable])
+        if uid_of(self._pools[name]) != uid_of(pool):
+            return
+        if why.reason == reasons.POOL_NAME_TAKEN:
+            # It must not lend its uid to the pool whose name it has.
+            del self._pools[name]
+        else:
+            self._pools[name] = written
+
+    def _by_right(self) -> list[Object]:
+        """All pools, those first that have a right to their name: names are unique over the kinds."""
+        return sorted(
+            self._world.pools,
+            key=lambda pool: (
+                not self._is_own(pool),
+                pool["metadata"].get("creationTimestamp", ""),
+                pool["kind"],
+            ),
+        )
+
     async def _plan_pools(self, rendered: RenderPlan | None, scheduler: Object | None = None) -> Result:
         now_s = self._shared._clock()
-        registry = await self._shared._schedulers.registry(self._cluster_pods(), self._token)
-        picture = picture_of(self._world, rendered, self._pools, registry, now_s)
+        pods = self._cluster_pods()
+        self._answers = await self._memory.inquiry.ask(pods, self._token, now_s, told=self._told())
+        self._causes = await self._memory.causes.of(pods, now_s)
+        registry = self._answers.view.registry
+        picture = picture_of(self._world, rendered, self._pools, registry, now_s, self._causes)
         made = plan(picture.desired, picture.observed)
         refused = self._memory.refusals
         # Before anything is done: a failure must be on record before its Pods go.
@@ -243,19 +291,20 @@ class _Pass:
     ) -> Picture:
         """Write all statuses; returns the picture with the objects as they then are."""
         written: dict[str, Object] = {}
+        context = Context(picture, made, refusals, self._answers, self._shared._settings.measure_seconds)
         for name, owner in picture.owners.items():
             if owner["kind"] in _POOL_KINDS and name == name_of(owner):
-                status, conditions = pool_report(picture, made, owner, refusals)
+                status, conditions = pool_report(context, owner)
                 written[uid_of(owner)] = await self._status.write(owner, status, conditions)
         cluster = self._world.cluster
         if cluster is not None and not is_terminating(cluster):
             status, conditions = cluster_report(
-                picture,
-                made if rendered is not None else None,
+                context,
                 cluster,
+                rendered.cluster.spec if rendered is not None else None,
                 findings=self._findings,
                 scheduler=scheduler,
-                refusals=refusals,
+                scheduler_pods=[pod_with_cause(pod, self._causes) for pod in self._scheduler_pods()],
             )
             cluster = await self._status.write(cluster, status, conditions)
             written[uid_of(cluster)] = cluster
@@ -267,6 +316,8 @@ class _Pass:
         times = [_MENDED_S] if self._findings or self._memory.refusals else []
         if made.look_again_s is not None:
             times.append(made.look_again_s - now_s)
+        if (look_s := next_look_s(self._cluster_pods(), now_s)) is not None:
+            times.append(look_s - now_s)
         gated = [o for o in made.outcomes.values() if o.pool.gated]
         if gated:
             settling = any(
@@ -283,6 +334,16 @@ class _Pass:
             if (pod["metadata"].get("labels") or {}).get("mooncake.io/cluster") == name
         ]
 
+    def _scheduler_pods(self) -> list[Object]:
+        return [
+            pod
+            for pod in self._cluster_pods()
+            if pod["metadata"]["labels"].get("mooncake.io/role") == "scheduler" and not is_terminating(pod)
+        ]
+
+    def _told(self) -> set[str]:
+        return set() if self._world.cluster is None else condition_reasons(self._world.cluster)
+
     def _is_own(self, pool: Object) -> bool:
         return self._world.cluster is not None and controller_uid(pool) == uid_of(self._world.cluster)
 
@@ -297,12 +358,3 @@ def _plain(desired: DesiredWorld) -> list[Object]:
         *desired.disruption_budgets,
         *desired.deployments,
     ]
-
-
-def _kept_status(live: Object) -> Object:
-    kept: Object = {
-        name: value
-        for name, value in (live.get("status") or {}).items()
-        if name not in ("conditions", "observedGeneration")
-    }
-    return kept

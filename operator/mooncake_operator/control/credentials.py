@@ -6,8 +6,12 @@ import base64
 import binascii
 import secrets
 from collections.abc import Callable
+from typing import NamedTuple
+
+import msgspec
 
 from mooncake_core.api import MooncakeCluster
+from mooncake_core.resp.address import Address
 from mooncake_operator.control.gather import World
 from mooncake_operator.kube.client import Client
 from mooncake_operator.kube.errors import NotFoundError
@@ -16,6 +20,17 @@ from mooncake_operator.planning import Credentials, reasons
 from mooncake_operator.planning.actions import Finding
 
 _TOKEN_BYTES = 32
+
+
+class _Wanted(NamedTuple):
+    """A key of a Secret that a field of the spec names."""
+
+    field: str
+    name: str
+    key: str
+    usable: Callable[[str], bool]
+    form: str
+    """What to write into it."""
 
 
 def _token() -> str:
@@ -39,31 +54,56 @@ def kept_credentials(world: World, cluster: MooncakeCluster, make: Callable[[], 
     )
 
 
-async def missing_secrets(client: Client, cluster: MooncakeCluster) -> list[Finding]:
-    """Secrets that the cluster refers to and that are not there, or lack the key.
+async def secret_findings(client: Client, cluster: MooncakeCluster) -> list[Finding]:
+    """Secrets that the cluster refers to and that are not there, lack the key, or hold what nobody can use.
+
+    What a Secret holds is never part of a message.
 
     Raises:
         KubeError: they cannot be read.
     """
-    scheduler = cluster.spec.scheduler
-    wanted: list[tuple[str, str, str]] = []
+    scheduler, namespace = cluster.spec.scheduler, cluster.metadata.namespace
+    wanted: list[_Wanted] = []
     if keys := scheduler.auth.api_key_secret_ref:
-        wanted.append(("scheduler.auth.apiKeySecretRef", keys.name, keys.key))
+        field = "scheduler.auth.apiKeySecretRef"
+        wanted.append(_Wanted(field, keys.name, keys.key, _is_object, "a JSON object of name → key"))
     if scheduler.redis is not None and scheduler.redis.secret_ref is not None:
-        wanted.append(("scheduler.redis.secretRef", scheduler.redis.secret_ref.name, "url"))
-    namespace = cluster.metadata.namespace
-    findings = []
-    for field, name, key in wanted:
-        try:
-            secret = await client.get(SECRET, namespace, name)
-        except NotFoundError:
-            what = f"there is no Secret {name} in namespace {namespace}; make it with the key {key}"
-            findings.append(Finding(reasons.REFERENCE_MISSING, f"spec.{field}: {what}"))
-            continue
-        if key not in (secret.get("data") or {}):
-            what = f"Secret {name} in namespace {namespace} has no key {key}; add it"
-            findings.append(Finding(reasons.REFERENCE_MISSING, f"spec.{field}: {what}"))
-    return findings
+        field = "scheduler.redis.secretRef"
+        name = scheduler.redis.secret_ref.name
+        wanted.append(_Wanted(field, name, "url", _is_redis_url, "redis://[user:password@]host[:port][/db]"))
+    found = [await _secret_finding(client, namespace, each) for each in wanted]
+    return [finding for finding in found if finding is not None]
+
+
+async def _secret_finding(client: Client, namespace: str, wanted: _Wanted) -> Finding | None:
+    where = f"Secret {wanted.name} in namespace {namespace}"
+    try:
+        secret = await client.get(SECRET, namespace, wanted.name)
+    except NotFoundError:
+        what = f"there is no {where}; make it with the key {wanted.key}"
+        return Finding(reasons.REFERENCE_MISSING, f"spec.{wanted.field}: {what}")
+    if wanted.key not in (secret.get("data") or {}):
+        what = f"{where} has no key {wanted.key}; add it"
+        return Finding(reasons.REFERENCE_MISSING, f"spec.{wanted.field}: {what}")
+    if not wanted.usable(_value(secret, wanted.key).strip()):
+        what = f"the key {wanted.key} of {where} cannot be used; write {wanted.form} into it"
+        return Finding(reasons.REFERENCE_INVALID, f"spec.{wanted.field}: {what}")
+    return None
+
+
+def _is_object(text: str) -> bool:
+    try:
+        return isinstance(msgspec.json.decode(text), dict)
+    except msgspec.DecodeError:
+        return False
+
+
+def _is_redis_url(text: str) -> bool:
+    try:
+        Address.parse(text)
+    except ValueError:
+        return False
+    return True
 
 
 def encoded(secret: Object) -> Object:

@@ -19,7 +19,13 @@ from mooncake_operator.kube.resources import (
 )
 from mooncake_operator.planning.desired import DesiredCluster, DesiredPool
 from mooncake_operator.planning.manifests.plan import Plan
-from mooncake_operator.planning.observed import Observed, PoolHistory, Registration
+from mooncake_operator.planning.observed import (
+    Observed,
+    ObservedPod,
+    PoolHistory,
+    Registration,
+    Trouble,
+)
 from mooncake_operator.planning.reading import observed_pod, observed_revision, pool_history, seconds
 from mooncake_operator.planning.wishes import Identity, desired_cluster
 
@@ -44,6 +50,7 @@ def picture_of(
     pools: Mapping[str, Object],
     registry: Mapping[str, Registration] | None,
     now_s: float,
+    causes: Mapping[str, Trouble] | None = None,
 ) -> Picture:
     """Bring it together.
 
@@ -53,6 +60,7 @@ def picture_of(
         pools: live pool objects by name.
         registry: what the schedulers know.
         now_s: Unix seconds.
+        causes: by Pods' uids, what keeps them though their status does not say it.
     """
     leaving = [pool for pool in pools.values() if is_terminating(pool) and pool["kind"] in _ROLES]
     wanted = DesiredCluster(pools=())
@@ -64,7 +72,7 @@ def picture_of(
         owners = {pool.name: by_uid[pool.uid] for pool in wanted.pools}
     owners |= {name_of(pool): pool for pool in leaving}
     wanted = replace(wanted, pools=(*wanted.pools, *map(_leaving, leaving)))
-    return Picture(wanted, _observed(world, wanted.pools, owners, registry, now_s), owners)
+    return Picture(wanted, _observed(world, wanted.pools, owners, registry, now_s, causes or {}), owners)
 
 
 def _observed(
@@ -73,16 +81,24 @@ def _observed(
     owners: Mapping[str, Object],
     registry: Mapping[str, Registration] | None,
     now_s: float,
+    causes: Mapping[str, Trouble],
 ) -> Observed:
     revisions = [obj for (kind, _), obj in (world.owned or {}).items() if kind == "ControllerRevision"]
     return Observed(
         now_s=now_s,
-        pods=tuple(observed_pod(pod) for pod in world.pods),
+        pods=tuple(pod_with_cause(pod, causes) for pod in world.pods),
         revisions=tuple(map(observed_revision, revisions)),
         registry=registry,
         histories={pool.name: _history(pool, owners[pool.name]) for pool in pools},
         namespace_terminating=world.namespace_terminating,
     )
+
+
+def pod_with_cause(pod: Object, causes: Mapping[str, Trouble]) -> ObservedPod:
+    """A Pod as observed, its trouble completed."""
+    seen = observed_pod(pod)
+    cause = causes.get(seen.uid)
+    return replace(seen, trouble=cause) if cause is not None else seen
 
 
 def _history(pool: DesiredPool, owner: Object) -> PoolHistory:

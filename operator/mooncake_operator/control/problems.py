@@ -7,26 +7,12 @@ from mooncake_operator.kube.errors import (
     FieldConflictError,
     ForbiddenError,
     InvalidError,
-    KubeError,
     NotFoundError,
-    Refusal,
+    UnavailableError,
 )
 from mooncake_operator.planning import reasons
 from mooncake_operator.planning.actions import Finding
-
-NAME_TAKEN = "NameTaken"
-KIND_MISSING = "KindMissing"
-INVALID_OBJECT = "InvalidObject"
-
-_ADVICE = {
-    Refusal.QUOTA: (reasons.QUOTA_EXCEEDED, "raise the ResourceQuota, or ask for less"),
-    Refusal.POD_SECURITY: (
-        reasons.POD_SECURITY,
-        "give the namespace a Pod Security level that allows it, or take it out of podTemplate",
-    ),
-    Refusal.RBAC: (reasons.FORBIDDEN, "the operator's ClusterRole lacks this: install the chart's RBAC"),
-    Refusal.ADMISSION: (reasons.FORBIDDEN, "an admission webhook or policy refused it"),
-}
+from mooncake_operator.planning.refusals import known_refusal, refusal
 
 
 class NamespaceEndsError(Exception):
@@ -46,31 +32,29 @@ def finding_of(error: Exception, subject: str) -> Finding:
     """
     match error:
         case NameTakenError():
-            return Finding(NAME_TAKEN, f"{error}; delete or rename it")
+            return Finding(reasons.NAME_TAKEN, f"{error}; delete or rename it")
         case FieldConflictError():
             who = ", ".join(sorted({conflict.manager for conflict in error.conflicts}))
             return Finding(
                 reasons.CONFLICT,
                 f"{subject}: {error}; let {who} leave these fields to {MANAGER}, or change the cluster",
             )
-        case ForbiddenError(refusal=Refusal.NAMESPACE_TERMINATING):
+        case ForbiddenError(namespace_terminating=True):
             raise NamespaceEndsError from error
         case ForbiddenError():
-            reason, advice = _ADVICE[error.refusal]
-            return Finding(reason, f"{subject}: {error}; {advice}")
+            found = refusal(error.status, str(error))
+            return Finding(found.reason, f"{subject}: {found.message}")
         case InvalidError():
-            return Finding(INVALID_OBJECT, f"{subject}: the API server refuses it: {error}")
+            known = known_refusal(str(error))
+            invalid = Finding(reasons.INVALID_OBJECT, f"the API server refuses it: {error}")
+            found = known or invalid
+            return Finding(found.reason, f"{subject}: {found.message}")
+        case UnavailableError() if (known := known_refusal(str(error))) is not None:
+            return Finding(known.reason, f"{subject}: {known.message}")
         case NotFoundError():
             return Finding(
-                KIND_MISSING,
+                reasons.KIND_MISSING,
                 f"{subject}: the API server does not know its kind; install the CustomResourceDefinitions",
             )
         case _:
             raise error
-
-
-def is_temporary(error: Exception) -> bool:
-    """Whether trying again may help without anybody doing anything."""
-    return isinstance(error, KubeError) and not isinstance(
-        error, FieldConflictError | ForbiddenError | InvalidError | NotFoundError
-    )

@@ -1,35 +1,74 @@
-"""Statuses and conditions of a cluster and its pools, from what a plan found."""
+"""Statuses and conditions of a cluster and its pools, from what a plan found and what runs says of itself."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
+from mooncake_core.api.cluster import MooncakeClusterSpec
 from mooncake_core.registry import Role
+from mooncake_operator.control.asking import Answers
 from mooncake_operator.control.picture import Picture
 from mooncake_operator.control.status import condition
-from mooncake_operator.kube.resources import CLUSTER, Object, name_of, uid_of
-from mooncake_operator.planning import reasons
+from mooncake_operator.kube.resources import CLUSTER, KV_CACHE_POOL, Object, name_of, uid_of
+from mooncake_operator.planning import reasons, troubles
 from mooncake_operator.planning.actions import Finding
+from mooncake_operator.planning.capacity import capacity_verdict, level_fields
+from mooncake_operator.planning.latencies import Latencies
+from mooncake_operator.planning.measuring import Measurement, settled_measurement
+from mooncake_operator.planning.observed import ObservedPod
 from mooncake_operator.planning.plan import Plan, PoolOutcome
+from mooncake_operator.planning.refusals import refusal
 from mooncake_operator.planning.statuses import pool_status
 from mooncake_operator.planning.verdicts import Verdict, pool_verdicts, ratio_verdict
 
 Refusals = Mapping[str, Sequence[Finding]]
+_LATENCIES = ("ttft", "tbt")
+_LEVEL = ("capacityBytes", "allocatedBytes", "capacity", "used")
 _COLUMNS = {Role.PREFILL: "prefill", Role.DECODE: "decode"}
 
 
-def pool_report(
-    picture: Picture, plan: Plan, pool: Object, refusals: Refusals
-) -> tuple[Object, list[Object]]:
-    """Status and conditions of one pool object, a store's masters included.
+@dataclass(frozen=True, slots=True)
+class Context:
+    """What all reports of one pass are made from."""
 
-    Args:
-        picture: what was planned on.
-        plan: what came of it.
-        pool: the live object.
-        refusals: by pool in planning, why Pods could not be made.
-    """
+    picture: Picture
+    """What was planned on."""
+    plan: Plan
+    """What came of it."""
+    refusals: Refusals
+    """By pool in planning, why Pods could not be made."""
+    answers: Answers
+    measure_s: float
+    """How long a measurement stands in a status at least."""
+
+    def measured(
+        self,
+        live: Object,
+        condition_type: str,
+        names: tuple[str, ...],
+        measure: Callable[[str | None], Measurement],
+        same: Callable[[Mapping[str, Any]], Any] = lambda fields: fields,
+    ) -> tuple[Object, list[Object]]:
+        """Fields that were measured and the condition that rests on them, old or new."""
+        status = live.get("status") or {}
+        is_news = status.get("observedGeneration") != live["metadata"].get("generation")
+        fields, verdict = settled_measurement(
+            status,
+            condition_type,
+            names,
+            measure if self.answers.measured else None,
+            now_s=self.picture.observed.now_s,
+            every_s=0 if is_news else self.measure_s,
+            same=same,
+        )
+        return fields, [] if verdict is None else [_condition(verdict)]
+
+
+def pool_report(context: Context, pool: Object) -> tuple[Object, list[Object]]:
+    """Status and conditions of one live pool object, a store's masters and level included."""
+    picture, plan, refusals = context.picture, context.plan, context.refusals
     status: Object = {}
     conditions: list[Object] = []
     records: list[Any] = []
@@ -45,33 +84,43 @@ def pool_report(
         else:
             available = verdicts[0]
             conditions.append(condition("MasterReady", available.holds, available.reason, available.message))
+    if pool["kind"] == KV_CACHE_POOL.kind:
+        level = context.answers.store
+        measurement = Measurement(level_fields(level), capacity_verdict(pool["spec"], level))
+        fields, capacity = context.measured(
+            pool, "CapacityReady", _LEVEL, lambda before: measurement, lambda f: f.get("used")
+        )
+        status, conditions = status | fields, conditions + capacity
     return {**status, "recreations": records}, conditions
 
 
 def cluster_report(
-    picture: Picture,
-    plan: Plan | None,
+    context: Context,
     cluster: Object,
+    spec: MooncakeClusterSpec | None,
     *,
     findings: Sequence[Finding],
     scheduler: Object | None,
-    refusals: Refusals,
+    scheduler_pods: Sequence[ObservedPod],
 ) -> tuple[Object, list[Object]]:
     """Status and conditions of the cluster.
 
     Args:
-        picture: what was planned on.
-        plan: what came of it; None = the cluster's spec could not be planned for.
+        context: of this pass.
         cluster: the live object.
+        spec: what was planned for; None = the cluster's spec could not be.
         findings: what keeps its objects from being as they should.
         scheduler: the live Deployment.
-        refusals: as `pool_report`.
+        scheduler_pods: its Pods.
     """
+    picture, plan, refusals = context.picture, context.plan, context.refusals
     name, namespace = name_of(cluster), cluster["metadata"]["namespace"]
-    status: Object = {"endpoint": f"http://{name}-scheduler.{namespace}.svc" if scheduler else None}
-    serving = _scheduler_ready(scheduler)
-    if plan is None:
-        return status, [_ready(findings, serving, []), serving]
+    endpoint = f"http://{name}-scheduler.{namespace}.svc" if scheduler else None
+    serving = scheduler_ready(scheduler, scheduler_pods, context.answers.unreachable)
+    if spec is None:
+        # What runs goes on, and so does what is known of it.
+        return {**kept_status(cluster), "endpoint": endpoint}, [_ready(findings, serving, []), serving]
+    status: Object = {"endpoint": endpoint}
     outcomes = list(plan.outcomes.values())
     verdicts = [
         (o, pool_verdicts(picture.desired, o, picture.observed, refusals.get(o.pool.name, ()))[0])
@@ -84,7 +133,15 @@ def cluster_report(
     status["recreations"] = [
         record for o in own for record in pool_status(o, picture.observed)["recreations"]
     ]
-    conditions = [_ready(findings, serving, verdicts), serving]
+    conditions = [_ready(findings, serving, verdicts, context.answers.degraded), serving]
+    latencies = Latencies(context.answers.statistics)
+    fields, slo = context.measured(
+        cluster,
+        "SLOMet",
+        _LATENCIES,
+        lambda before: Measurement(latencies.shown(spec.slo), latencies.verdict(spec.slo, before)),
+    )
+    status, conditions = status | fields, conditions + slo
     if (ratio := ratio_verdict(picture.desired, outcomes)) is not None:
         conditions.append(_condition(ratio))
     return status, conditions
@@ -98,8 +155,21 @@ def _condition(verdict: Verdict) -> Object:
     return condition(verdict.type, verdict.holds, verdict.reason, verdict.message)
 
 
+def kept_status(live: Object) -> Object:
+    """The fields that a status has, for a pass that has nothing to say of them."""
+    kept: Object = {
+        name: value
+        for name, value in (live.get("status") or {}).items()
+        if name not in ("conditions", "observedGeneration")
+    }
+    return kept
+
+
 def _ready(
-    findings: Sequence[Finding], serving: Object, pools: Sequence[tuple[PoolOutcome, Verdict]]
+    findings: Sequence[Finding],
+    serving: Object,
+    pools: Sequence[tuple[PoolOutcome, Verdict]],
+    degraded: Sequence[str] = (),
 ) -> Object:
     if findings:
         return condition("Ready", False, findings[0].reason, "; ".join(f.message for f in findings))
@@ -111,10 +181,17 @@ def _ready(
             return condition("Ready", False, available.reason, message)
     if not any(outcome.pool.gated for outcome, _ in pools):
         return condition("Ready", False, reasons.NO_POOLS, "no prefill or decode pool; write prefillPools")
+    if degraded:
+        message = (
+            f"requests are served, but {'; '.join(degraded)}; see whether the Redis of spec.scheduler.redis"
+            " runs and can be reached from the schedulers"
+        )
+        return condition("Ready", False, reasons.SHARED_STATE_AWAY, message)
     return condition("Ready", True, reasons.POOLS_AVAILABLE)
 
 
-def _scheduler_ready(scheduler: Object | None) -> Object:
+def scheduler_ready(scheduler: Object | None, pods: Sequence[ObservedPod], unreachable: str) -> Object:
+    """`SchedulerReady`, from the Deployment, its Pods, and why none of them answers if none does."""
     if scheduler is None:
         return condition("SchedulerReady", False, reasons.SCHEDULER_ABSENT, "there is no scheduler yet")
     status, wanted = scheduler.get("status") or {}, scheduler["spec"].get("replicas", 1)
@@ -122,12 +199,24 @@ def _scheduler_ready(scheduler: Object | None) -> Object:
     message = f"{available} of {wanted} schedulers are available"
     if status.get("observedGeneration") == scheduler["metadata"].get("generation") and updated < wanted:
         message += f", {updated} have the newest configuration"
-    if available:
+    if available and not unreachable:
         return condition("SchedulerReady", True, reasons.SCHEDULER_AVAILABLE, message)
-    # Why Pods could not be made is the one thing that the Deployment knows better than its numbers.
-    failed: Object = next((c for c in status.get("conditions") or () if c["type"] == "ReplicaFailure"), {})
-    message += f"; {failed['message']}" if failed.get("message") else ""
+    if available:
+        message += (
+            f", but none answers the operator on its admin port ({unreachable}): new instances cannot be"
+            " used; does a NetworkPolicy keep the operator out?"
+        )
+        return condition("SchedulerReady", False, reasons.SCHEDULER_UNREACHABLE, message)
+    trouble = _failure(status) or troubles.scheduling(pods) or troubles.starting(pods)
+    if trouble is not None:
+        return condition("SchedulerReady", False, trouble.reason, f"{message}; {trouble.message}")
     return condition("SchedulerReady", False, reasons.SCHEDULER_UNAVAILABLE, message)
+
+
+def _failure(status: Object) -> Finding | None:
+    """Why Pods could not be made, which a Deployment knows better than its numbers."""
+    failed: Object = next((c for c in status.get("conditions") or () if c["type"] == "ReplicaFailure"), {})
+    return refusal(403, failed["message"]) if failed.get("message") else None
 
 
 def _columns(outcomes: Iterable[PoolOutcome]) -> Object:

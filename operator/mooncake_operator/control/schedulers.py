@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import aiohttp
@@ -22,6 +24,18 @@ class SchedulersAwayError(Exception):
     """No scheduler of the cluster answers."""
 
 
+@dataclass(frozen=True, slots=True)
+class View:
+    """What the schedulers say of the instances."""
+
+    registry: Mapping[str, Registration] | None = None
+    """By id; None = no scheduler can tell, from which nothing follows."""
+    degraded: tuple[str, ...] = ()
+    """What does not work as it should, in a scheduler's words."""
+    silence: str = ""
+    """Why there is no answer though there are schedulers that are ready; empty = there is, or are none."""
+
+
 class Schedulers:
     """Speaks to the admin ports of clusters' schedulers; any one of a cluster speaks for all."""
 
@@ -30,22 +44,38 @@ class Schedulers:
         self._port = port or ClusterNames().port("", Port.ADMIN)
         self._timeout = aiohttp.ClientTimeout(total=timeout_s)
 
-    async def registry(self, pods: Iterable[Object], token: str) -> Mapping[str, Registration] | None:
-        """All instances by id; None when no scheduler can tell, from which nothing follows.
+    async def view(self, pods: Iterable[Object], token: str) -> View:
+        """What a scheduler says of the instances; any that knows speaks for all.
 
         Args:
             pods: the schedulers' Pods, and any others.
             token: of the admin port.
         """
-        for address in _addresses(pods):
+        why, degraded = "", tuple[str, ...]()
+        for address in addresses(pods)[:_ASKED]:
             try:
                 answer = await self._ask("GET", f"{self._url(address)}/instances", token)
+                degraded = tuple(map(str, answer.get("degraded") or ()))
                 # A scheduler that has lost sight of the registry repeats what it knew last.
-                if not answer.get("degraded"):
-                    return registrations(answer["instances"])
+                if not degraded:
+                    return View(registrations(answer["instances"]))
             except (SchedulersAwayError, KeyError, ValueError, TypeError, AttributeError) as error:
                 _log.debug("a scheduler does not tell", address=address, error=str(error))
-        return None
+                why = f"{address}: {error}"
+        return View(None, degraded, "" if degraded else why)
+
+    async def statistics(self, pods: Iterable[Object], token: str) -> list[dict[str, Any]]:
+        """`GET /stats` of all schedulers that answer, asked at the same time."""
+
+        async def one(address: str) -> dict[str, Any] | None:
+            try:
+                return await self._ask("GET", f"{self._url(address)}/stats", token)
+            except SchedulersAwayError as error:
+                _log.debug("a scheduler tells no statistics", address=address, error=str(error))
+                return None
+
+        answers = await asyncio.gather(*map(one, addresses(pods)))
+        return [answer for answer in answers if answer is not None]
 
     async def drain(self, pods: Sequence[Object], token: str, instance: str, *, end: bool = False) -> None:
         """Let nothing more be placed on an instance, or let it be used again.
@@ -54,7 +84,7 @@ class Schedulers:
             SchedulersAwayError: none takes the wish.
         """
         why = "there is none that is ready"
-        for address in _addresses(pods):
+        for address in addresses(pods)[:_ASKED]:
             try:
                 url = f"{self._url(address)}/instances/{instance}/drain"
                 await self._ask("DELETE" if end else "POST", url, token)
@@ -89,7 +119,7 @@ class Schedulers:
         return decoded if isinstance(decoded, dict) else {}
 
 
-def _addresses(pods: Iterable[Object]) -> list[str]:
+def addresses(pods: Iterable[Object]) -> list[str]:
     """Addresses of ready schedulers, in a fixed order."""
     found = {}
     for pod in pods:
@@ -98,4 +128,4 @@ def _addresses(pods: Iterable[Object]) -> list[str]:
         ready = any(c["type"] == "Ready" and c["status"] == "True" for c in status.get("conditions") or ())
         if role == "scheduler" and ready and status.get("podIP") and not is_terminating(pod):
             found[name_of(pod)] = str(status["podIP"])
-    return [found[name] for name in sorted(found)][:_ASKED]
+    return [found[name] for name in sorted(found)]

@@ -2,19 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Literal
 
 from mooncake_operator.kube.applier import MANAGER
 from mooncake_operator.kube.client import Client
 from mooncake_operator.kube.errors import NotFoundError, PreconditionError
 from mooncake_operator.kube.events import EventRecorder
 from mooncake_operator.kube.resources import Object, name_of, uid_of
+from mooncake_operator.planning import reasons
 
 _LONGEST_MESSAGE = 4096
 _BAD_WHEN_TRUE = frozenset({"Degraded"})
 """Conditions whose `True` is the bad news."""
+_UNDER_WAY = frozenset(
+    {
+        reasons.DELETING,
+        reasons.NO_PODS,
+        reasons.ROLLING_OUT,
+        reasons.SCHEDULER_ABSENT,
+        reasons.SCHEDULER_UNAVAILABLE,
+        reasons.SEGMENTS_MISSING,
+        reasons.TOO_FEW_ROUTABLE,
+    }
+)
+"""Reasons of what is not as it should be yet, without anybody having to do anything."""
 
 
 def utc_now() -> datetime:
@@ -47,6 +60,11 @@ def settled(
         since = old["lastTransitionTime"] if old is not None and same else stamp
         result.append({**new, "lastTransitionTime": since, "observedGeneration": generation})
     return sorted(result, key=lambda item: str(item["type"]))
+
+
+def condition_reasons(live: Object) -> set[str]:
+    """All reasons that an object's conditions give as they stand."""
+    return {str(item["reason"]) for item in (live.get("status") or {}).get("conditions") or ()}
 
 
 class StatusWriter:
@@ -91,20 +109,38 @@ class StatusWriter:
         except (NotFoundError, PreconditionError):
             # Gone, or another of the same name by now: nobody is left who would read it.
             return live
-        for turned in _turned(new, old):
-            await self._tell(live, turned)
+        for item, kind in news(new, old):
+            note = f"{item['type']} is {item['status']}"
+            if item["message"]:
+                note += f": {item['message']}"
+            await self._events.record(live, item["reason"], note, kind=kind)
         return written
 
-    async def _tell(self, live: Object, turned: Object) -> None:
-        bad = (turned["status"] == "True") == (turned["type"] in _BAD_WHEN_TRUE)
-        if turned["status"] == "Unknown":
-            return
-        note = f"{turned['type']} is {turned['status']}"
-        if turned["message"]:
-            note += f": {turned['message']}"
-        await self._events.record(live, turned["reason"], note, kind="Warning" if bad else "Normal")
+
+def news(
+    new: Iterable[Mapping[str, Any]], old: Iterable[Mapping[str, Any]]
+) -> Iterator[tuple[Mapping[str, Any], Literal["Normal", "Warning"]]]:
+    """What users must hear of as an Event: what has gone bad and why, and what is good again.
+
+    That something is under way, as everything is at first, is no news; that it is so again is.
+    """
+    known = {item["type"]: item for item in old}
+    for item in new:
+        before = known.get(item["type"])
+        if before is not None and (before["status"], before["reason"]) == (item["status"], item["reason"]):
+            continue
+        if _is_bad(item):
+            if item["reason"] not in _UNDER_WAY or (before is not None and _is_good(before)):
+                yield item, "Warning"
+        elif before is not None and (_is_bad(before) or item["type"] == "Progressing") and _is_good(item):
+            yield item, "Normal"
 
 
-def _turned(new: Sequence[Object], old: Sequence[Mapping[str, Any]]) -> list[Object]:
-    known = {item["type"]: (item.get("status"), item.get("reason")) for item in old}
-    return [item for item in new if known.get(item["type"]) != (item["status"], item["reason"])]
+def _is_bad(item: Mapping[str, Any]) -> bool:
+    if item["type"] == "Progressing":
+        return bool(item["reason"] == reasons.DEADLINE_EXCEEDED)
+    return bool(item["status"] == ("True" if item["type"] in _BAD_WHEN_TRUE else "False"))
+
+
+def _is_good(item: Mapping[str, Any]) -> bool:
+    return item["status"] != "Unknown" and not _is_bad(item)

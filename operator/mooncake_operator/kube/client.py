@@ -79,15 +79,20 @@ class Client:
         return await self._call("GET", resource, resource.path(namespace, name, subresource))
 
     async def list_all(
-        self, resource: Resource, namespace: str | None = None, *, labels: Mapping[str, str] | None = None
+        self,
+        resource: Resource,
+        namespace: str | None = None,
+        *,
+        labels: Mapping[str, str] | None = None,
+        fields: Mapping[str, str] | None = None,
     ) -> list[Object]:
-        """Read all objects of a namespace, or of all, that carry the labels; in pages.
+        """Read all objects of a namespace, or of all, that have these labels and fields; in pages.
 
         Items are given `kind` and `apiVersion`, which the API server leaves out.
         """
         for attempt in (1, 2):
             try:
-                return await self._pages(resource, namespace, labels or {})
+                return await self._pages(resource, namespace, labels or {}, fields or {})
             except GoneError:
                 # The snapshot behind the pages was compacted away: only a fresh list is consistent.
                 if attempt == 2:
@@ -161,11 +166,16 @@ class Client:
         await self._call("DELETE", resource, resource.path(namespace, name), body=body)
 
     async def _pages(
-        self, resource: Resource, namespace: str | None, labels: Mapping[str, str]
+        self,
+        resource: Resource,
+        namespace: str | None,
+        labels: Mapping[str, str],
+        fields: Mapping[str, str],
     ) -> list[Object]:
         query = {"limit": str(_LARGEST_PAGE)}
-        if labels:
-            query["labelSelector"] = ",".join(f"{key}={value}" for key, value in sorted(labels.items()))
+        for name, wanted in (("labelSelector", labels), ("fieldSelector", fields)):
+            if wanted:
+                query[name] = ",".join(f"{key}={value}" for key, value in sorted(wanted.items()))
         found: list[Object] = []
         while True:
             page = await self._call("GET", resource, resource.path(namespace), query=query, verb="list")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import Any
 
 import msgspec
@@ -72,23 +71,13 @@ class UnauthorizedError(KubeError):
     """The credentials are not accepted."""
 
 
-class Refusal(StrEnum):
-    """Who said no."""
-
-    RBAC = "Forbidden"
-    QUOTA = "QuotaExceeded"
-    POD_SECURITY = "PodSecurityViolation"
-    NAMESPACE_TERMINATING = "NamespaceTerminating"
-    ADMISSION = "AdmissionRefused"
-
-
 class ForbiddenError(KubeError):
     """Not allowed: by RBAC, a quota, a Pod Security level, or because the namespace ends."""
 
-    def __init__(self, reason: str, message: str, refusal: Refusal) -> None:
-        """Take what the server says and who said it."""
+    def __init__(self, reason: str, message: str, *, namespace_terminating: bool = False) -> None:
+        """Take what the server says, and whether the only reason is that the namespace is being deleted."""
         super().__init__(403, reason, message)
-        self.refusal = refusal
+        self.namespace_terminating = namespace_terminating
 
 
 class ThrottledError(KubeError):
@@ -110,7 +99,8 @@ def error_of(status: int, body: bytes, headers: Mapping[str, str]) -> KubeError:
         case 401:
             return UnauthorizedError(status, reason, message)
         case 403:
-            return ForbiddenError(reason, message, _refusal(document, message))
+            ends = any(cause.get("reason") == "NamespaceTerminating" for cause in _causes(document))
+            return ForbiddenError(reason, message, namespace_terminating=ends)
         case 404:
             return NotFoundError(status, reason, message)
         case 409:
@@ -152,19 +142,6 @@ def _conflict(document: Mapping[str, Any], reason: str, message: str) -> KubeErr
             said = _MANAGER.search(str(cause.get("message", "")))
             found.append(FieldConflict(said[1] if said else "another manager", str(cause.get("field", ""))))
     return FieldConflictError(message, tuple(found)) if found else PreconditionError(409, reason, message)
-
-
-def _refusal(document: Mapping[str, Any], message: str) -> Refusal:
-    if any(cause.get("reason") == "NamespaceTerminating" for cause in _causes(document)):
-        return Refusal.NAMESPACE_TERMINATING
-    # Only words tell these apart: the API server has no reason codes for them.
-    if "exceeded quota" in message or "failed quota" in message:
-        return Refusal.QUOTA
-    if "violates PodSecurity" in message:
-        return Refusal.POD_SECURITY
-    if " cannot " in message and "User " in message:
-        return Refusal.RBAC
-    return Refusal.ADMISSION
 
 
 def _retry_after_s(document: Mapping[str, Any], headers: Mapping[str, str]) -> float | None:

@@ -89,6 +89,8 @@ class DesiredCluster:
     ratio: PoolRatio | None = None
     gpu_budget: int | None = None
     progress_deadline_s: float = 1800.0
+    protocol: str = "TCP"
+    """What KV travels over: `network.protocol`."""
 
     def pool(self, name: str) -> DesiredPool:
         """A pool by name.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from datetime import datetime
 from typing import Any
@@ -25,6 +26,7 @@ from mooncake_operator.planning.observed import (
     Revision,
     Trouble,
 )
+from mooncake_operator.planning.troubles import KEEPS_ENDING
 
 Object = Mapping[str, Any]
 
@@ -32,6 +34,8 @@ _POOL_LABEL = "mooncake.io/pool"
 _INSTANCE_LABEL = "mooncake.io/instance"
 _SIDECAR = "sidecar"
 _LONGEST_MESSAGE = 1024
+_PULL_AGAIN = re.compile(r'^Back-off pulling image "[^"]*": (ErrImagePull: )?')
+"""What the kubelet puts before the reason while it waits: without it both states read the same."""
 
 
 def seconds(stamp: str | None) -> float:
@@ -155,10 +159,29 @@ def _trouble(status: Object) -> Trouble | None:
         since_s = seconds(scheduled.get("lastTransitionTime"))
         return Trouble(scheduled.get("reason", ""), _short(scheduled.get("message", "")), since_s)
     for container in _containers(status):
+        # Between two restarts it runs or waits by turns; nothing has changed for people before it is ready.
+        if _keeps_ending(container):
+            message = f"container {container.get('name')} ended {container['restartCount']} times"
+            return Trouble(KEEPS_ENDING, message)
         waiting = (container.get("state") or {}).get("waiting") or {}
         if waiting.get("reason") not in (None, "ContainerCreating", "PodInitializing"):
-            message = f"container {container.get('name')}: {waiting.get('message') or waiting['reason']}"
-            return Trouble(waiting["reason"], _short(message))
+            said = _PULL_AGAIN.sub("", waiting.get("message") or waiting["reason"])
+            return Trouble(waiting["reason"], _short(f"container {container.get('name')}: {said}"))
+    return None
+
+
+def _keeps_ending(container: Object) -> bool:
+    return (
+        bool(container.get("restartCount")) and not container.get("ready") and _failed(container) is not None
+    )
+
+
+def _failed(container: Object) -> Object | None:
+    """How a container ended badly, now or before it was started again."""
+    for state in (container.get("state") or {}, container.get("lastState") or {}):
+        ended: Object | None = state.get("terminated")
+        if ended and ended.get("exitCode"):
+            return ended
     return None
 
 
@@ -166,16 +189,26 @@ def _ending(status: Object) -> Trouble | None:
     if status.get("phase") == "Failed" and status.get("reason"):
         return Trouble(status["reason"], _short(status.get("message", "")))
     for container in _containers(status):
-        for state in (container.get("state") or {}, container.get("lastState") or {}):
-            ended = state.get("terminated")
-            if ended:
-                message = f"container {container.get('name')} exited with {ended.get('exitCode')}"
-                if ended.get("message"):
-                    message += f", {ended['message']}"
-                return Trouble(
-                    ended.get("reason") or "Ended", _short(message), seconds(ended.get("finishedAt"))
-                )
-    return None
+        ended = _failed(container)
+        if ended is not None:
+            message = f"container {container.get('name')} exited with {ended['exitCode']}"
+            if said := _last_words(ended):
+                message += f", {said}"
+            return Trouble(ended.get("reason") or "Ended", _short(message), seconds(ended.get("finishedAt")))
+    return _ended_well(status)
+
+
+def _ended_well(status: Object) -> Trouble | None:
+    """Of a Pod that is over though none of its containers failed."""
+    if status.get("phase") != "Succeeded":
+        return None
+    return Trouble("Completed", "all containers exited with 0")
+
+
+def _last_words(ended: Object) -> str:
+    """The last line of a termination message, which is the log's end where a container failed."""
+    lines = [line.strip() for line in (ended.get("message") or "").splitlines()]
+    return next((line for line in reversed(lines) if line), "")
 
 
 def _containers(status: Object) -> list[Object]:

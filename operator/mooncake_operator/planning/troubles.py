@@ -8,44 +8,65 @@ from collections.abc import Iterable, Sequence
 
 from mooncake_operator.planning import reasons
 from mooncake_operator.planning.actions import Finding
-from mooncake_operator.planning.instances import Instance
 from mooncake_operator.planning.observed import ObservedPod, Trouble
 
+KEEPS_ENDING = "CrashLoopBackOff"
+"""Kubelet's word for a container that ends again and again."""
 _IMAGE = frozenset({"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull"})
 _CONFIG = frozenset({"CreateContainerConfigError", "CreateContainerError", "RunContainerError"})
-_CRASH = frozenset({"CrashLoopBackOff"})
+_VOLUME = frozenset({"FailedMount", "FailedAttachVolume", "FailedMapVolume"})
+_SANDBOX = frozenset({"FailedCreatePodSandBox", "NetworkNotReady", "FailedPodSandBoxStatus"})
+_OBJECT_NOT_FOUND = re.compile(r"(configmap|secret)s? \S+ not found")
 _INSUFFICIENT: Sequence[tuple[re.Pattern[str], str, str]] = (
-    (re.compile(r"[Ii]nsufficient [\w.-]*/?gpu"), reasons.INSUFFICIENT_GPU, "add nodes with GPUs"),
-    (re.compile(r"[Ii]nsufficient rdma/"), reasons.INSUFFICIENT_RDMA, "is the RDMA device plugin there?"),
+    (
+        re.compile(r"[Ii]nsufficient ([\w.-]*/?gpu|nvidia\.com/mig-)"),
+        reasons.INSUFFICIENT_GPU,
+        "add nodes with free GPUs, or lower replicas or resources.gpu",
+    ),
+    (
+        re.compile(r"[Ii]nsufficient rdma/"),
+        reasons.INSUFFICIENT_RDMA,
+        "is the RDMA device plugin on these nodes? kubectl describe node shows what it offers",
+    ),
     (
         re.compile(r"[Ii]nsufficient hugepages-"),
         reasons.INSUFFICIENT_HUGEPAGES,
         "reserve hugepages on the nodes and restart their kubelets",
     ),
-    (re.compile(r"persistentvolumeclaim|PersistentVolume|volume node"), reasons.VOLUME_MISSING, "make it"),
-    (re.compile(r"[Ii]nsufficient memory"), reasons.INSUFFICIENT_MEMORY, "lower resources.memory"),
-    (re.compile(r"[Ii]nsufficient cpu"), reasons.INSUFFICIENT_CPU, "lower resources.cpu"),
-)
-_REFUSALS: Sequence[tuple[re.Pattern[str], str, str]] = (
     (
-        re.compile(r"exceeded quota"),
-        reasons.QUOTA_EXCEEDED,
-        "raise the namespace's ResourceQuota, or lower replicas",
+        re.compile(r'persistentvolumeclaim "[^"]*" not found'),
+        reasons.VOLUME_MISSING,
+        "make the PersistentVolumeClaim in the Pod's namespace",
     ),
     (
-        re.compile(r"violates PodSecurity"),
-        reasons.POD_SECURITY,
-        "label the namespace with a level that allows it, or change podTemplate",
+        re.compile(r"PersistentVolumeClaim|persistent ?volume|volume node affinity", re.IGNORECASE),
+        reasons.VOLUME_UNBOUND,
+        "its PersistentVolumeClaim has no volume here: kubectl describe pvc says why",
+    ),
+    (
+        re.compile(r"[Ii]nsufficient memory"),
+        reasons.INSUFFICIENT_MEMORY,
+        "add nodes, or lower resources.memory",
+    ),
+    (re.compile(r"[Ii]nsufficient cpu"), reasons.INSUFFICIENT_CPU, "add nodes, or lower resources.cpu"),
+    (
+        re.compile(r"node affinity/selector"),
+        reasons.NODE_UNMATCHED,
+        "label a node as nodeSelector or affinity of podTemplate want it, or change them",
+    ),
+    (
+        re.compile(r"untolerated taint"),
+        reasons.UNTOLERATED_TAINT,
+        "add a toleration to podTemplate, or take the taint off a node",
     ),
 )
 
 
-def scheduling(instances: Iterable[Instance]) -> Finding | None:
+def scheduling(pods: Iterable[ObservedPod]) -> Finding | None:
     """The scheduler's first objection; None = every Pod has a node."""
     waiting = [
         (pod.name, pod.trouble)
-        for instance in instances
-        for pod in instance.pods
+        for pod in pods
         if pod.trouble is not None and not pod.node and _container_trouble(pod, pod.trouble) is None
     ]
     if not waiting:
@@ -58,12 +79,11 @@ def scheduling(instances: Iterable[Instance]) -> Finding | None:
     return Finding(reasons.UNSCHEDULABLE, f"Pod {name}{others}: {trouble.message or trouble.reason}")
 
 
-def starting(instances: Iterable[Instance]) -> Finding | None:
+def starting(pods: Iterable[ObservedPod]) -> Finding | None:
     """What keeps containers from running, the most frequent first."""
     found = [
         finding
-        for instance in instances
-        for pod in instance.pods
+        for pod in pods
         if pod.trouble is not None and (finding := _container_trouble(pod, pod.trouble)) is not None
     ]
     if not found:
@@ -74,32 +94,22 @@ def starting(instances: Iterable[Instance]) -> Finding | None:
     return Finding(reason, first.message + others)
 
 
-def refusal(status: int, message: str) -> Finding:
-    """Why the API server did not take a Pod.
-
-    Args:
-        status: of the HTTP answer.
-        message: of the answer's Status object.
-    """
-    for pattern, reason, remedy in _REFUSALS:
-        if pattern.search(message):
-            return Finding(reason, f"{message}; {remedy}")
-    if status == 403:
-        return Finding(reasons.FORBIDDEN, f"{message}; let the operator's Role allow it")
-    if status in (400, 422):
-        return Finding(reasons.INVALID_POD, f"{message}; change podTemplate or resources of the pool")
-    return Finding(reasons.CREATE_FAILED, message)
-
-
 def _container_trouble(pod: ObservedPod, trouble: Trouble) -> Finding | None:
     where = f"Pod {pod.name}, {trouble.message or trouble.reason}"
     if trouble.reason in _IMAGE:
         return Finding(
             reasons.IMAGE_UNAVAILABLE, f"{where}; is the image's name right, and a pull secret there?"
         )
-    if trouble.reason in _CONFIG:
+    if trouble.reason in _CONFIG or (trouble.reason in _VOLUME and _OBJECT_NOT_FOUND.search(trouble.message)):
         return Finding(reasons.CONFIG_MISSING, f"{where}; make what is missing in the Pod's namespace")
-    if trouble.reason in _CRASH:
+    if trouble.reason in _VOLUME:
+        return Finding(reasons.VOLUME_MISSING, f"{where}; node {pod.node} cannot mount it")
+    if trouble.reason in _SANDBOX:
+        return Finding(
+            reasons.SANDBOX_FAILED,
+            f"{where}; node {pod.node} cannot start Pods: look at its network and runtime",
+        )
+    if trouble.reason == KEEPS_ENDING:
         ending = f" ({pod.ending.message})" if pod.ending is not None else ""
         return Finding(reasons.CRASHING, f"{where}{ending}; kubectl logs {pod.name} --previous says why")
     return None

@@ -11,7 +11,7 @@ from mooncake_operator.planning.actions import Finding
 from mooncake_operator.planning.desired import DesiredCluster, DesiredPool
 from mooncake_operator.planning.history import last_progress_s
 from mooncake_operator.planning.instances import Instance, Phase, foreigners
-from mooncake_operator.planning.observed import Observed
+from mooncake_operator.planning.observed import Observed, ObservedPod
 from mooncake_operator.planning.plan import PoolOutcome
 
 
@@ -36,6 +36,10 @@ class _Case:
     observed: Observed
     deadline_s: float
     refusals: Sequence[Finding]
+
+    @property
+    def pods(self) -> Sequence[ObservedPod]:
+        return [pod for instance in self.live for pod in instance.pods]
 
     @property
     def routable(self) -> int:
@@ -66,8 +70,8 @@ class _Case:
                 found
                 for found in (
                     *self.refusals,
-                    troubles.scheduling(self.live),
-                    troubles.starting(self.live),
+                    troubles.scheduling(self.pods),
+                    troubles.starting(self.pods),
                     _crashes(self.outcome),
                 )
                 if found is not None
@@ -85,11 +89,12 @@ def pool_verdicts(
         cluster: what is wanted.
         outcome: of the plan.
         observed: the picture that was planned on.
-        refusals: why Pods could not be made just now; see `troubles.refusal`.
+        refusals: why Pods could not be made just now; see `planning.refusals`.
     """
     live = [instance for instance in outcome.instances if instance.live]
     case = _Case(outcome.pool, live, outcome, observed, cluster.progress_deadline_s, refusals)
-    return [_available(case), _progressing(case), _degraded(case), _scheduled(case)]
+    found = [_available(case), _progressing(case), _degraded(case), _scheduled(case)]
+    return [*found, _fabric(case, cluster.protocol)]
 
 
 def ratio_verdict(cluster: DesiredCluster, outcomes: Sequence[PoolOutcome]) -> Verdict | None:
@@ -155,7 +160,7 @@ def _degraded(case: _Case) -> Verdict:
         *case.refusals,
         *(f for f in (_crashes(case.outcome), _stuck(case), _strangers(case)) if f is not None),
     ]
-    started = troubles.starting(case.live)
+    started = troubles.starting(case.pods)
     if started is not None:
         findings.append(started)
     if not findings:
@@ -164,10 +169,23 @@ def _degraded(case: _Case) -> Verdict:
 
 
 def _scheduled(case: _Case) -> Verdict:
-    objection = troubles.scheduling(case.live)
+    objection = troubles.scheduling(case.pods)
     if objection is not None:
         return Verdict("Scheduled", False, objection.reason, objection.message)
+    if not case.pods:
+        return Verdict("Scheduled", None, reasons.NO_PODS, "there are no Pods yet")
     return Verdict("Scheduled", True, reasons.SCHEDULED)
+
+
+def _fabric(case: _Case, protocol: str) -> Verdict:
+    """What can be told of the network without looking at the nodes."""
+    if protocol == "TCP":
+        return Verdict("FabricReady", True, reasons.FABRIC_TCP, "KV travels over TCP (network.protocol)")
+    objection = troubles.scheduling(case.pods)
+    if objection is not None and objection.reason == reasons.INSUFFICIENT_RDMA:
+        return Verdict("FabricReady", False, objection.reason, objection.message)
+    message = "no node agent reports on the NICs of this pool's nodes"
+    return Verdict("FabricReady", None, reasons.FABRIC_UNREPORTED, message)
 
 
 def _crashes(outcome: PoolOutcome) -> Finding | None:

@@ -46,6 +46,7 @@ def desired_cluster(plan: Plan, cluster: Identity, pools: Mapping[str, Identity]
         uid=cluster.uid,
         ratio=coordination.ratio,
         gpu_budget=coordination.gpu_budget,
+        protocol=plan.cluster.spec.network.protocol,
     )
     if coordination.rollout is None:
         return desired

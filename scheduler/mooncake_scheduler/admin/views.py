@@ -65,7 +65,7 @@ def _announced(instance: Instance) -> dict[str, Any]:
 
 
 def stats_view(services: Services, degraded: Sequence[str]) -> dict[str, Any]:
-    """Counters since the start, and percentiles over the last requests."""
+    """Counters since the start, percentiles over the last requests, and the last minutes as sketches."""
     metrics, slo = services.metrics, services.config.slo
     refused: dict[str, int] = {}
     for (decided, reason), count in metrics.admissions.items():
@@ -90,6 +90,7 @@ def stats_view(services: Services, degraded: Sequence[str]) -> dict[str, Any]:
         "token_hit_rate": _share(metrics.cached_tokens, metrics.prompt_tokens),
         "ttft": _percentiles(metrics.recent_ttft_s),
         "tbt": _percentiles(metrics.recent_tbt_s),
+        "recent": metrics.recently(),
         "slo": slo.model_dump(),
         "instances": {
             member.instance.id: {

@@ -355,7 +355,7 @@ async def test_a_quota_that_forbids_an_object_is_told_and_the_others_are_made(
                 break
             await asyncio.sleep(0.5)
     assert "ConfigMap quickstart" in condition["message"]
-    assert "raise the ResourceQuota" in condition["message"]
+    assert "raise the namespace's ResourceQuota" in condition["message"]
     assert await world.get("Service", "quickstart-scheduler")
 
 
@@ -373,14 +373,24 @@ async def test_a_pool_without_its_cluster_says_so(world: World) -> None:
     assert await world.reconcile("nowhere") == []
 
 
-async def test_what_turned_is_told_as_an_event(world: World) -> None:
+async def test_what_went_bad_is_told_once_as_an_event_and_what_is_only_under_way_is_not(
+    world: World,
+) -> None:
     await world.apply_quickstart()
     await world.reconcile()
-    events = await world.client.list_all(EVENT, world.namespace)
-    told = [event for event in events if event["regarding"]["name"] == "quickstart"]
-    assert {event["reason"] for event in told} == {"SchedulerUnavailable"}
     await world.reconcile()
-    assert len(await world.client.list_all(EVENT, world.namespace)) == len(events)
+    assert await world.client.list_all(EVENT, world.namespace) == []
+
+    def want_keys(cluster: Object) -> None:
+        cluster["spec"]["scheduler"]["auth"] = {"apiKeySecretRef": {"name": "keys"}}
+
+    await world.apply_quickstart(want_keys)
+    for _ in range(3):
+        await world.reconcile()
+    (event,) = await world.client.list_all(EVENT, world.namespace)
+    assert (event["reason"], event["type"]) == ("ReferenceMissing", "Warning")
+    assert event["regarding"]["name"] == "quickstart"
+    assert "there is no Secret keys" in event["note"]
 
 
 async def test_transition_times_stay_while_the_status_of_a_condition_does(world: World) -> None:

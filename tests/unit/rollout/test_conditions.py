@@ -5,11 +5,12 @@ from dataclasses import replace
 import pytest
 
 from mooncake_core.api.status import PoolStatus
-from mooncake_operator.planning import reasons, troubles
+from mooncake_operator.planning import reasons
 from mooncake_operator.planning.observed import ObservedPod, Trouble
 from mooncake_operator.planning.plan import plan
 from mooncake_operator.planning.preview import carry_out, rollout_of, settle, steps
 from mooncake_operator.planning.reading import pool_history
+from mooncake_operator.planning.refusals import refusal
 from mooncake_operator.planning.statuses import pool_status, timestamp
 from mooncake_operator.planning.verdicts import pool_verdicts
 
@@ -41,8 +42,26 @@ def test_at_rest_all_is_well():
         "Progressing": False,
         "Degraded": False,
         "Scheduled": True,
+        "FabricReady": True,
     }
     assert found["Progressing"].reason == reasons.COMPLETE
+
+
+def test_pools_without_pods_are_not_said_to_be_scheduled():
+    cluster, observed = at_rest()
+    found = verdicts(cluster, replace(observed, pods=()))
+    assert (found["Scheduled"].holds, found["Scheduled"].reason) == (None, reasons.NO_PODS)
+
+
+def test_over_rdma_the_fabric_is_unknown_without_a_node_agent_unless_no_node_has_the_resource():
+    cluster, observed = at_rest()
+    cluster = replace(cluster, protocol="RDMA")
+    fabric = verdicts(cluster, observed)["FabricReady"]
+    assert (fabric.holds, fabric.reason) == (None, reasons.FABRIC_UNREPORTED)
+    message = "0/5 nodes are available: 5 Insufficient rdma/hca_shared_devices_a."
+    observed = with_trouble(observed, "prefill-p-1", "Unschedulable", message, node="")
+    fabric = verdicts(cluster, observed)["FabricReady"]
+    assert (fabric.holds, fabric.reason) == (False, reasons.INSUFFICIENT_RDMA)
 
 
 def test_old_instances_do_not_pass_for_new_ones():
@@ -82,7 +101,17 @@ def test_the_words_of_a_condition_do_not_change_with_time_alone():
         ("0/5 nodes are available: 5 Insufficient hugepages-2Mi.", reasons.INSUFFICIENT_HUGEPAGES),
         ('persistentvolumeclaim "models" not found', reasons.VOLUME_MISSING),
         ("0/5 nodes are available: 5 Insufficient memory.", reasons.INSUFFICIENT_MEMORY),
-        ("0/5 nodes are available: 5 node(s) had untolerated taint", reasons.UNSCHEDULABLE),
+        ("0/5 nodes are available: 5 node(s) had untolerated taint {a: b}", reasons.UNTOLERATED_TAINT),
+        (
+            "0/5 nodes are available: 5 node(s) didn't match Pod's node affinity/selector.",
+            reasons.NODE_UNMATCHED,
+        ),
+        (
+            "0/5 nodes are available: pod has unbound immediate PersistentVolumeClaims.",
+            reasons.VOLUME_UNBOUND,
+        ),
+        ("0/5 nodes are available: 5 node(s) had volume node affinity conflict.", reasons.VOLUME_UNBOUND),
+        ("0/5 nodes are available: 5 node(s) are full of somebody's Pods", reasons.UNSCHEDULABLE),
     ],
 )
 def test_what_the_scheduler_lacks_becomes_a_reason(message, reason):
@@ -100,6 +129,8 @@ def test_what_the_scheduler_lacks_becomes_a_reason(message, reason):
         ("ImagePullBackOff", reasons.IMAGE_UNAVAILABLE),
         ("CreateContainerConfigError", reasons.CONFIG_MISSING),
         ("CrashLoopBackOff", reasons.CRASHING),
+        ("FailedMount", reasons.CONFIG_MISSING),
+        ("FailedCreatePodSandBox", reasons.SANDBOX_FAILED),
     ],
 )
 def test_what_the_kubelet_lacks_becomes_a_reason(waiting, reason):
@@ -114,14 +145,30 @@ def test_what_the_kubelet_lacks_becomes_a_reason(waiting, reason):
     ("status", "message", "reason"),
     [
         (403, 'pods "x" is forbidden: exceeded quota: q, requested: pods=1', reasons.QUOTA_EXCEEDED),
+        (403, 'pods "x" is forbidden: failed quota: q: must specify cpu for: engine', reasons.QUOTA_EXCEEDED),
         (403, 'pods "x" is forbidden: violates PodSecurity "restricted:latest"', reasons.POD_SECURITY),
+        (
+            403,
+            'pods "x" is forbidden: maximum memory usage per Container is 1Gi, but limit is 2Gi',
+            reasons.LIMIT_RANGE,
+        ),
+        (
+            403,
+            'pods "x" is forbidden: error looking up service account a/b: serviceaccount "b" not found',
+            reasons.REFERENCE_MISSING,
+        ),
+        (403, 'pods "x" is forbidden: no PriorityClass with name gold was found', reasons.REFERENCE_MISSING),
         (403, 'pods is forbidden: User "op" cannot create resource "pods"', reasons.FORBIDDEN),
+        (403, 'admission webhook "w.example" denied the request: no', reasons.ADMISSION_REFUSED),
+        (400, 'admission webhook "w.example" denied the request: no', reasons.ADMISSION_REFUSED),
+        (403, 'pods "x" is forbidden: for reasons of its own', reasons.ADMISSION_REFUSED),
         (422, 'Pod "x" is invalid: spec.containers[0].image: Required value', reasons.INVALID_POD),
+        (500, 'failed calling webhook "w.example": no endpoints', reasons.WEBHOOK_UNAVAILABLE),
         (500, "etcdserver: request timed out", reasons.CREATE_FAILED),
     ],
 )
 def test_why_the_api_server_takes_no_pod_becomes_a_reason(status, message, reason):
-    found = troubles.refusal(status, message)
+    found = refusal(status, message)
     assert found.reason == reason
     assert message in found.message
     cluster, observed = at_rest()

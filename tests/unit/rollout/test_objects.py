@@ -17,7 +17,7 @@ from mooncake_operator.planning.manifests.revisions import (
     owner_reference,
     pod_of,
 )
-from mooncake_operator.planning.observed import Observed, ObservedPod
+from mooncake_operator.planning.observed import Observed, ObservedPod, Trouble
 from mooncake_operator.planning.plan import plan
 from mooncake_operator.planning.reading import observed_pod, observed_revision, registrations
 from mooncake_operator.planning.wishes import Identity, desired_cluster, present_instances
@@ -236,3 +236,56 @@ def test_schedulers_without_redis_are_told_of_old_and_new_instances_alike(cluste
     (text,) = [m["data"]["instances.json"] for m in world.config_maps if "instances.json" in m["data"]]
     told = {i["id"]: i.get("revision") for i in json.loads(text) if i["role"] == "prefill"}
     assert told == {"quickstart-prefill-p-1": "g1", "quickstart-prefill-p-4": "g2"}
+
+
+def engine_status(**fields):
+    return {"phase": "Running", "containerStatuses": [{"name": "engine", "ready": False, **fields}]}
+
+
+def read_status(status):
+    return observed_pod({"metadata": {"name": "p", "uid": "u"}, "status": status})
+
+
+ENDED = {"terminated": {"exitCode": 1, "reason": "Error", "message": "loading\nno such model: kimi\n\n"}}
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        {"running": {"startedAt": "2026-01-01T00:00:00Z"}},
+        {"waiting": {"reason": "CrashLoopBackOff", "message": "back-off 40s restarting failed container"}},
+        ENDED,
+    ],
+    ids=["running again", "waiting", "ended again"],
+)
+def test_a_container_that_keeps_ending_is_one_trouble_until_it_is_ready(state):
+    pod = read_status(engine_status(state=state, lastState=ENDED, restartCount=3))
+    assert pod.trouble == Trouble("CrashLoopBackOff", "container engine ended 3 times")
+    assert pod.ending is not None
+    assert pod.ending.message == "container engine exited with 1, no such model: kimi"
+
+
+def test_a_container_that_failed_once_and_is_ready_again_is_in_no_trouble():
+    status = engine_status(lastState=ENDED, restartCount=3)
+    status["containerStatuses"][0]["ready"] = True
+    assert read_status(status).trouble is None
+
+
+def test_an_init_container_that_did_its_work_is_not_taken_for_the_one_that_failed():
+    status = engine_status(state=ENDED)
+    status["initContainerStatuses"] = [
+        {"name": "prepare", "state": {"terminated": {"exitCode": 0, "reason": "Completed"}}}
+    ]
+    ending = read_status(status).ending
+    assert ending is not None
+    assert ending.message.startswith("container engine exited with 1")
+
+
+def test_an_image_that_cannot_be_pulled_reads_the_same_while_the_kubelet_waits_and_tries():
+    said = 'rpc error: code = NotFound desc = failed to pull and unpack image "x:y": not found'
+    tries = read_status(engine_status(state={"waiting": {"reason": "ErrImagePull", "message": said}}))
+    waits = f'Back-off pulling image "x:y": ErrImagePull: {said}'
+    waits = read_status(engine_status(state={"waiting": {"reason": "ImagePullBackOff", "message": waits}}))
+    assert tries.trouble is not None
+    assert waits.trouble is not None
+    assert tries.trouble.message == waits.trouble.message

@@ -35,7 +35,8 @@ def a_pod(
         "automountServiceAccountToken": False,
         # Services would come as variables like VLLM_PORT, which vLLM takes for its own.
         "enableServiceLinks": False,
-        "containers": list(containers),
+        # How a container ended is read from its status, when its logs may be gone.
+        "containers": [{"terminationMessagePolicy": "FallbackToLogsOnError", **c} for c in containers],
         "volumes": list(volumes),
     }
     if scheduling is not None and scheduling.spread_topology_key is not None:

@@ -143,6 +143,7 @@ def _pod_spec(plan: Plan, more_arguments: list[str], *, admin_port: int | None =
             "/healthz", "admin", periodSeconds=10, timeoutSeconds=5, failureThreshold=6
         ),
         "volumeMounts": mounts,
+        "terminationMessagePolicy": "FallbackToLogsOnError",
     }
     return {
         "restartPolicy": "Always",

@@ -18,7 +18,6 @@ from mooncake_operator.kube.errors import (
     KubeError,
     NotFoundError,
     PreconditionError,
-    Refusal,
     ThrottledError,
     UnavailableError,
     error_of,
@@ -47,26 +46,14 @@ def test_each_refusal_has_its_type(code: int, body: bytes, expected: type[KubeEr
     assert type(error_of(code, body, {})) is expected
 
 
-@pytest.mark.parametrize(
-    ("message", "refusal"),
-    [
-        ('pods "a" is forbidden: exceeded quota: tight, requested: pods=1', Refusal.QUOTA),
-        ('pods "a" is forbidden: violates PodSecurity "restricted:latest": privileged', Refusal.POD_SECURITY),
-        ('secrets is forbidden: User "op" cannot list resource "secrets" in API group ""', Refusal.RBAC),
-        ('admission webhook "policy.example" denied the request: no', Refusal.ADMISSION),
-    ],
-)
-def test_who_forbids_is_told_apart(message: str, refusal: Refusal) -> None:
-    error = error_of(403, status(message, "Forbidden"), {})
-    assert isinstance(error, ForbiddenError)
-    assert error.refusal is refusal
-
-
 def test_a_namespace_that_ends_is_told_from_other_refusals() -> None:
     body = status("no", "Forbidden", causes=[{"reason": "NamespaceTerminating"}])
     error = error_of(403, body, {})
     assert isinstance(error, ForbiddenError)
-    assert error.refusal is Refusal.NAMESPACE_TERMINATING
+    assert error.namespace_terminating
+    other = error_of(403, status('pods "a" is forbidden: exceeded quota: tight', "Forbidden"), {})
+    assert isinstance(other, ForbiddenError)
+    assert not other.namespace_terminating
 
 
 def test_field_conflicts_name_each_manager_once_with_all_its_fields() -> None:
