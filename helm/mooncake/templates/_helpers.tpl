@@ -76,9 +76,10 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 - apiGroups: [networking.k8s.io]
   resources: [networkpolicies]
   verbs: [get, list, watch, create, patch, delete]
+# Told to users; and read of Pods that do not start, for only Events say why a volume cannot be mounted.
 - apiGroups: [events.k8s.io]
   resources: [events]
-  verbs: [create]
+  verbs: [create, list]
 # Whether its namespace is on its way out.
 - apiGroups: [""]
   resources: [namespaces]
