@@ -1,0 +1,257 @@
+"""Continuous batching: every step of an instance that decodes, without an event for each.
+
+Between two changes of a batch its steps grow evenly (each adds one token of KV a request), so a run of steps
+is a sum in closed form: an event is needed only where somebody joins or leaves.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from heapq import heappop, heappush
+from math import ceil, sqrt
+
+from mooncake_core.slo import worst_gaps_mean
+from mooncake_scheduler.conductor.cost import CostModel
+from mooncake_simulator.cluster.agenda import Agenda
+
+_RUNS_KEPT = 512
+
+
+class Member:
+    """A request in a batch, or waiting for it.
+
+    Args:
+        prompt_tokens: KV that it comes with, or computes first where the instance prefills itself.
+        steps: tokens that it decodes here, at least 1.
+        joined: called when it is in the batch.
+        done: called with its time between tokens once its last token has come.
+        cached_tokens: of the prompt, those that need no computing where the instance prefills itself.
+    """
+
+    __slots__ = (
+        "cached_tokens", "done", "first_gap_s", "joined", "mark_s", "prompt_tokens", "since", "steps",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        prompt_tokens: int,
+        steps: int,
+        joined: Callable[[], None],
+        done: Callable[[float | None], None],
+        cached_tokens: int = 0,
+    ) -> None:
+        self.prompt_tokens = prompt_tokens
+        self.cached_tokens = cached_tokens
+        self.steps = steps
+        self.joined = joined
+        self.done = done
+        self.first_gap_s = 0.0
+        self.mark_s = -1.0
+        """What the batch had waited when it came in; negative once its first step was done."""
+        self.since = 0
+
+    @property
+    def need_tokens(self) -> int:
+        """KV that it needs when it ends."""
+        return self.prompt_tokens + self.steps
+
+
+class Batch:
+    """The running batch of one decode instance.
+
+    KV memory is set aside for a request's whole length when it joins, so that it is never exceeded; a request
+    that does not fit waits, first come, first served. While a joiner's KV comes in, the others wait (the join
+    stall, FAST'25 Fig. 15); the joiner itself does not count that as a gap between its tokens.
+
+    Args:
+        agenda: the time.
+        model: what a step takes.
+        kv_capacity_tokens: KV that fits.
+        load_bytes_per_s: rate at which a joiner's KV comes in; 0 = at once.
+    """
+
+    def __init__(
+        self, agenda: Agenda, model: CostModel, kv_capacity_tokens: int, load_bytes_per_s: float = 0.0
+    ) -> None:
+        self._agenda = agenda
+        self._model = model
+        self._capacity_tokens = kv_capacity_tokens
+        self._load_bytes_per_s = load_bytes_per_s
+        self._waiting: deque[Member] = deque()
+        self._waiting_tokens = 0
+        self._leaving: list[tuple[int, int, Member]] = []
+        self._fresh: list[Member] = []
+        self._order = 0
+        self._context_tokens = 0
+        self._steps = 0
+        self._stalled_s = 0.0
+        """What those who decode have waited since the last step."""
+        self._runs: list[tuple[float, float, int]] = []
+        self._dropped_runs = 0
+        self._idle = True
+        self._plan = 0
+        self._planned = 0
+        """Steps of the run that goes on; 0 while somebody comes in."""
+        self._began_s = self._gap_s = self._growth_s = 0.0
+        self.reserved_tokens = 0
+        self.most_tokens = 0
+        """The most KV that was ever set aside."""
+        self.busy_s = 0.0
+
+    @property
+    def size(self) -> int:
+        """Requests in the batch."""
+        return len(self._leaving)
+
+    def fits(self, tokens: int) -> bool:
+        """Whether KV of so many tokens has room beside what is here and what waits."""
+        return self.reserved_tokens + self._waiting_tokens + tokens <= self._capacity_tokens
+
+    def join(self, member: Member) -> None:
+        """Join at the end of the step that runs, as soon as there is room."""
+        self._waiting.append(member)
+        self._waiting_tokens += member.need_tokens
+        if self._idle:
+            self._idle = False
+            self._let_in()
+        elif self._planned > 1 and self._may_enter():
+            self._cut()
+
+    def _stall_s(self, member: Member) -> float:
+        """Seconds from a member's turn until it is in; the others wait meanwhile."""
+        if not self._load_bytes_per_s or not self._leaving:
+            return 0.0
+        return member.prompt_tokens * self._model.kv_bytes_per_token / self._load_bytes_per_s
+
+    def _may_enter(self) -> bool:
+        if not self._waiting:
+            return False
+        need_tokens = self._waiting[0].need_tokens
+        return not self._leaving or self.reserved_tokens + need_tokens <= self._capacity_tokens
+
+    def _take(self) -> Member:
+        """The next of those who wait; its memory is set aside."""
+        member = self._waiting.popleft()
+        self._waiting_tokens -= member.need_tokens
+        self.reserved_tokens += member.need_tokens
+        self.most_tokens = max(self.most_tokens, self.reserved_tokens)
+        return member
+
+    def _let_in(self) -> None:
+        """Let in who fits, one after the other, then step on."""
+        while self._may_enter():
+            member = self._take()
+            stall_s = self._stall_s(member)
+            if stall_s:
+                self._stalled_s += stall_s
+                self.busy_s += stall_s
+                self._agenda.at(self._agenda.now_s + stall_s, self._entered, member)
+                return
+            self._enter(member)
+        self._start_run()
+
+    def _entered(self, member: Member) -> None:
+        self._enter(member)
+        self._let_in()
+
+    def _enter(self, member: Member) -> None:
+        self._order += 1
+        self._context_tokens += member.prompt_tokens
+        heappush(self._leaving, (self._steps + member.steps, self._order, member))
+        member.mark_s = self._stalled_s
+        self._fresh.append(member)
+        member.joined()
+
+    def _start_run(self) -> None:
+        """Step on until the first of the batch leaves."""
+        if not self._leaving:
+            self._idle = True
+            self._stalled_s = 0.0
+            return
+        size = self.size
+        gap_s = self._model.step_s(size, self._context_tokens)
+        # Who waited counts the wait as part of the gap: that first step is a run of its own.
+        steps = 1 if self._stalled_s else self._leaving[0][0] - self._steps
+        self._run(gap_s, self._model.t2_s_per_token * size, steps)
+
+    def _run(self, gap_s: float, growth_s: float, steps: int) -> None:
+        self._began_s, self._gap_s, self._growth_s = self._agenda.now_s, gap_s, growth_s
+        self._schedule(steps)
+
+    def _schedule(self, steps: int) -> None:
+        self._planned = steps
+        self._plan += 1
+        end_s = self._began_s + _run_s(steps, self._gap_s, self._growth_s)
+        self._agenda.at(end_s, self._end_run, self._plan)
+
+    def _cut(self) -> None:
+        """End the run with the step that runs now."""
+        steps = max(1, _steps_until(self._agenda.now_s - self._began_s, self._gap_s, self._growth_s))
+        if steps < self._planned:
+            self._schedule(steps)
+
+    def _end_run(self, plan: int) -> None:
+        if plan != self._plan:
+            return
+        steps, self._planned = self._planned, 0
+        self._note(steps)
+        self._steps += steps
+        self._context_tokens += steps * self.size
+        leaving = self._leaving
+        while leaving and leaving[0][0] <= self._steps:
+            member = heappop(leaving)[2]
+            self._context_tokens -= member.need_tokens
+            self.reserved_tokens -= member.need_tokens
+            member.done(self._tbt_s(member))
+        self._trim()
+        self._let_in()
+
+    def _note(self, steps: int) -> None:
+        """Write the gaps of a run down: those of newcomers begin when they came in."""
+        here = self._dropped_runs + len(self._runs)
+        if self._stalled_s:
+            for member in self._fresh:
+                member.first_gap_s = self._stalled_s - member.mark_s + self._gap_s
+                member.since = here + 1
+            self._runs.append((self._stalled_s + self._gap_s, 0.0, 1))
+            if steps > 1:
+                self._runs.append((self._gap_s + self._growth_s, self._growth_s, steps - 1))
+            self._stalled_s = 0.0
+        else:
+            for member in self._fresh:
+                member.since = here
+            self._runs.append((self._gap_s, self._growth_s, steps))
+        self._fresh.clear()
+        self.busy_s += _run_s(steps, self._gap_s, self._growth_s)
+
+    def _tbt_s(self, member: Member) -> float | None:
+        gaps_s = [member.first_gap_s] if member.first_gap_s else []
+        for gap_s, growth_s, steps in self._runs[member.since - self._dropped_runs :]:
+            if steps == 1:
+                gaps_s.append(gap_s)
+            else:
+                gaps_s.extend([gap_s + growth_s * step for step in range(steps)])
+        return worst_gaps_mean(gaps_s)
+
+    def _trim(self) -> None:
+        """Forget the runs that nobody here lived through: memory stays flat."""
+        if len(self._runs) < _RUNS_KEPT:
+            return
+        end = self._dropped_runs + len(self._runs)
+        oldest = min([member.since for _, _, member in self._leaving], default=end)
+        if oldest - self._dropped_runs > _RUNS_KEPT // 2:
+            del self._runs[: oldest - self._dropped_runs]
+            self._dropped_runs = oldest
+
+
+def _run_s(steps: int, gap_s: float, growth_s: float) -> float:
+    return steps * gap_s + growth_s * (steps * (steps - 1) / 2)
+
+
+def _steps_until(into_s: float, gap_s: float, growth_s: float) -> int:
+    """The number of the step, counted from 1, that runs or ends `into_s` after the first began."""
+    if growth_s <= 0:
+        return ceil(into_s / gap_s - 1e-9)
+    half = gap_s / growth_s - 0.5
+    return ceil(sqrt(half * half + 2 * into_s / growth_s) - half - 1e-9)

@@ -1,0 +1,128 @@
+"""What became of each request, and what that means for all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from statistics import fmean
+
+from mooncake_core.percentiles import percentile
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What became of one request. Seconds since the start of the trace."""
+
+    arrival_s: float
+    prompt_tokens: int
+    output_tokens: int
+    refused: str | None = None
+    """Why it was refused."""
+    wasted_prefill: bool = False
+    """Refused after its prefill."""
+    cached_tokens: int = 0
+    prefill_s: float = 0.0
+    """Seconds that its prefill computed."""
+    ttft_s: float | None = None
+    predicted_ttft_s: float | None = None
+    tbt_s: float | None = None
+    """None for an answer of one token, too."""
+    predicted_tbt_s: float | None = None
+    ended_s: float | None = None
+
+    @property
+    def tokens(self) -> int:
+        """Of prompt and answer."""
+        return self.prompt_tokens + self.output_tokens
+
+    @property
+    def completed(self) -> bool:
+        """Whether its last token came."""
+        return self.ended_s is not None
+
+    def effective(self, ttft_target_s: float | None, tbt_target_s: float | None) -> bool:
+        """Whether it finished inside both targets (conductor.md's effective request)."""
+        return (
+            self.ended_s is not None
+            and self.ttft_s is not None
+            and (ttft_target_s is None or self.ttft_s <= ttft_target_s)
+            and (tbt_target_s is None or self.tbt_s is None or self.tbt_s <= tbt_target_s)
+        )
+
+
+@dataclass(slots=True)
+class Result:
+    """A run: every request, and the instances' use.
+
+    Shares are of all requests, refused ones included.
+    """
+
+    outcomes: Sequence[Outcome]
+    ttft_target_s: float | None
+    tbt_target_s: float | None
+    span_s: float
+    """From the first arrival to the last token."""
+    prefill_busy_s: Sequence[float] = field(default_factory=list)
+    decode_busy_s: Sequence[float] = field(default_factory=list)
+    most_kv_tokens: int = 0
+
+    @property
+    def requests(self) -> int:
+        return len(self.outcomes)
+
+    @property
+    def completed(self) -> int:
+        return sum(outcome.completed for outcome in self.outcomes)
+
+    @property
+    def refused(self) -> int:
+        return sum(outcome.refused is not None for outcome in self.outcomes)
+
+    @property
+    def wasted_prefills(self) -> int:
+        return sum(outcome.wasted_prefill for outcome in self.outcomes)
+
+    @property
+    def goodput(self) -> float:
+        """Share of requests that finished inside both targets."""
+        return sum(map(self._effective, self.outcomes)) / max(1, self.requests)
+
+    @property
+    def token_goodput(self) -> float:
+        """The same, weighed by prompt and output tokens."""
+        total = sum(outcome.tokens for outcome in self.outcomes)
+        return sum(o.tokens for o in self.outcomes if self._effective(o)) / max(1, total)
+
+    @property
+    def token_hit_rate(self) -> float:
+        """Prompt tokens that were not computed, of those of the requests that were prefilled."""
+        seen = [outcome for outcome in self.outcomes if outcome.prefill_s]
+        return sum(o.cached_tokens for o in seen) / max(1, sum(o.prompt_tokens for o in seen))
+
+    @property
+    def mean_ttft_s(self) -> float:
+        return fmean(self.ttfts_s()) if self.ttfts_s() else float("nan")
+
+    @property
+    def mean_tbt_s(self) -> float:
+        return fmean(self.tbts_s()) if self.tbts_s() else float("nan")
+
+    @property
+    def mean_prefill_s(self) -> float:
+        seen = [outcome.prefill_s for outcome in self.outcomes if outcome.prefill_s]
+        return fmean(seen) if seen else float("nan")
+
+    def ttfts_s(self) -> list[float]:
+        """In rising order."""
+        return sorted([outcome.ttft_s for outcome in self.outcomes if outcome.ttft_s is not None])
+
+    def tbts_s(self) -> list[float]:
+        """In rising order."""
+        return sorted([outcome.tbt_s for outcome in self.outcomes if outcome.tbt_s is not None])
+
+    def ttft_percentile_s(self, share: float) -> float:
+        """The TTFT that this share of the requests does not exceed."""
+        return percentile(self.ttfts_s(), share)
+
+    def _effective(self, outcome: Outcome) -> bool:
+        return outcome.effective(self.ttft_target_s, self.tbt_target_s)

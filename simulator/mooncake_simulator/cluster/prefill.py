@@ -1,0 +1,64 @@
+"""The queue of one prefill instance: one prompt at a time, first come, first served."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+
+from mooncake_simulator.cluster.agenda import Agenda
+
+
+class Job:
+    """One prompt in a queue.
+
+    Args:
+        ready_s: when the KV that is fetched for it has arrived.
+        begin: called when its turn comes; returns the seconds of computing.
+        done: called when it is computed.
+    """
+
+    __slots__ = ("begin", "done", "ready_s")
+
+    def __init__(self, ready_s: float, begin: Callable[[], float], done: Callable[[], None]) -> None:
+        self.ready_s = ready_s
+        self.begin = begin
+        self.done = done
+
+
+class PrefillQueue:
+    """What waits at a prefill instance, and what it computes.
+
+    Args:
+        agenda: the time.
+    """
+
+    def __init__(self, agenda: Agenda) -> None:
+        self._agenda = agenda
+        self._waiting: deque[Job] = deque()
+        self._running: Job | None = None
+        self.busy_s = 0.0
+
+    def add(self, job: Job) -> None:
+        """Put a job at the end."""
+        self._waiting.append(job)
+        if self._running is None:
+            self._next()
+
+    def _next(self) -> None:
+        if not self._waiting:
+            self._running = None
+            return
+        self._running = self._waiting.popleft()
+        self._agenda.at(self._running.ready_s, self._compute)
+
+    def _compute(self) -> None:
+        assert self._running is not None
+        seconds = self._running.begin()
+        self.busy_s += seconds
+        self._agenda.at(self._agenda.now_s + seconds, self._end)
+
+    def _end(self) -> None:
+        assert self._running is not None
+        done = self._running.done
+        self._next()
+        done()

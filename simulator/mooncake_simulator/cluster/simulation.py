@@ -1,0 +1,297 @@
+"""A trace on a simulated cluster, placed and admitted by the Conductor that serves."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+from mooncake_core.ledger import InstanceLoad
+from mooncake_core.ledger.board import Board
+from mooncake_core.registry import EngineKind, Instance, Role
+from mooncake_scheduler.conductor.admission import Admission
+from mooncake_scheduler.conductor.conductor import Conductor
+from mooncake_scheduler.conductor.cost import CostModel, CostModels
+from mooncake_scheduler.conductor.model import Ask, InstanceView, Placement, Refused, Slo, Stage, World
+from mooncake_scheduler.conductor.prediction import without_arriving
+from mooncake_scheduler.policies import create
+from mooncake_simulator.cluster.agenda import Agenda
+from mooncake_simulator.cluster.batch import Batch, Member
+from mooncake_simulator.cluster.cluster import ClusterSpec
+from mooncake_simulator.cluster.coupled import Chunked, PrefillFirst
+from mooncake_simulator.cluster.links import Link
+from mooncake_simulator.cluster.outcome import Outcome, Result
+from mooncake_simulator.cluster.prefill import Job, PrefillQueue
+from mooncake_simulator.cluster.residency import Residency
+from mooncake_simulator.workloads.traces import BLOCK_TOKENS, Request
+
+_IDLE = InstanceLoad()
+
+
+def simulate(spec: ClusterSpec, requests: Sequence[Request], *, speed: float = 1.0, seed: int = 0) -> Result:
+    """Run a trace through a cluster.
+
+    The same arguments give the same result to the last bit.
+
+    Args:
+        spec: the cluster.
+        requests: the trace, by arrival.
+        speed: trace seconds that pass a second.
+        seed: of the chance that breaks ties.
+
+    Returns:
+        What became of each request, in the order of the trace.
+    """
+    return _Simulation(spec, random.Random(seed)).run(requests, speed)
+
+
+class _Simulation:
+    def __init__(self, spec: ClusterSpec, chance: random.Random) -> None:
+        self.spec = spec
+        self.agenda = Agenda()
+        profile = spec.profile
+        self.model = model = CostModel.from_profile(profile)
+        self.slo = Slo(spec.ttft_target_s, spec.tbt_target_s)
+        self.costs = CostModels({}, default=model)
+        settings = {"balancing_threshold": spec.balancing_threshold}
+        self.conductor = Conductor(
+            create(spec.policy, **settings), Admission(spec.admission), self.costs, chance
+        )
+        self.board = Board()
+        first = Role.BOTH if spec.coupled else Role.PREFILL
+        self.prefill = [_instance(spec, first, number) for number in range(spec.prefill)]
+        self.decode = [_instance(spec, Role.DECODE, number) for number in range(spec.decode)]
+        if spec.coupled:
+            self.decode = self.prefill
+        self.numbers = {each.id: at for row in (self.prefill, self.decode) for at, each in enumerate(row)}
+        self.queues = [PrefillQueue(self.agenda) for _ in self.prefill]
+        self.senders = [Link(profile.network_bytes_per_s) for _ in self.prefill]
+        self.receivers = [Link(profile.network_bytes_per_s) for _ in self.prefill]
+        self.batches = [self._batch() for _ in self.decode]
+        caches = [spec.cache_blocks] * spec.prefill
+        # The store is one more holder, behind the instances.
+        self.residency = Residency([*caches, spec.store_blocks] if spec.fetch == "store" else caches)
+        self.outcomes: list[Outcome] = []
+
+    def _batch(self) -> Batch:
+        spec, capacity_tokens = self.spec, self.spec.profile.kv_capacity_tokens
+        if spec.coupled == "prefill-first":
+            return PrefillFirst(self.agenda, self.model, capacity_tokens)
+        if spec.coupled == "chunked":
+            return Chunked(self.agenda, self.model, capacity_tokens, spec.chunk_tokens)
+        return Batch(self.agenda, self.model, capacity_tokens, spec.join_load_bytes_per_s)
+
+    def run(self, requests: Sequence[Request], speed: float) -> Result:
+        for number, request in enumerate(requests):
+            arrival_s = request.timestamp_ms / 1e3 / speed
+            outcome = Outcome(arrival_s, request.input_length, request.output_length)
+            self.outcomes.append(outcome)
+            self.agenda.at(arrival_s, self._arrive, str(number), request, outcome)
+        self.agenda.run()
+        return Result(
+            self.outcomes,
+            self.spec.ttft_target_s,
+            self.spec.tbt_target_s,
+            self.agenda.now_s,
+            [queue.busy_s for queue in self.queues],
+            [batch.busy_s for batch in self.batches],
+            max([batch.most_tokens for batch in self.batches], default=0),
+        )
+
+    def _arrive(self, name: str, request: Request, outcome: Outcome) -> None:
+        conductor, now_s = self.conductor, self.agenda.now_s
+        expected = conductor.expected_output_tokens("default", request.input_length)
+        ask = Ask(name, request.input_length, expected)
+        world, sources = self._world(request)
+        decision = conductor.decide(ask, world)
+        if isinstance(decision, Placement) and conductor.checks_stages:
+            decision = conductor.check_stage(Stage.PREFILL, ask, decision, world) or decision
+        if isinstance(decision, Refused):
+            outcome.refused = decision.reason.value
+            return
+        reservation = conductor.reservation(ask, decision, now_s)
+        limits = conductor.limits(ask, decision, world)
+        lost = self.board.exceeded(reservation, limits, now_s)
+        if lost is not None:
+            outcome.refused = lost.value
+            return
+        self.board.book.add(reservation, now_s)
+        conductor.observe_admitted(ask, now_s)
+        outcome.predicted_ttft_s, outcome.predicted_tbt_s = decision.ttft_s, decision.tbt_s
+        life = _Life(self, request, outcome, ask, decision)
+        if self.spec.coupled:
+            life.serve_whole()
+        else:
+            life.dispatch(sources)
+
+    def _world(self, request: Request) -> tuple[World, list[int]]:
+        """What is known at an arrival; for each prefill instance, the number of the holder to fetch from."""
+        now_s, spec = self.agenda.now_s, self.spec
+        loads = self.board.loads(now_s)
+        blocks, size = request.hash_ids, BLOCK_TOKENS
+        held = self.residency.promised_depths(blocks)
+        sources = [-1] * spec.prefill
+        fetchable = held
+        flows = [0] * spec.prefill
+        if spec.fetch != "none":
+            present = self.residency.present_depths(blocks)
+            fetchable = list(held)
+            best = [spec.prefill] if spec.fetch == "store" else self._deepest(present, now_s)
+            for number in range(spec.prefill):
+                source = next((each for each in best if each != number), -1)
+                if source >= 0 and present[source] > held[number]:
+                    sources[number], fetchable[number] = source, present[source]
+                    if source < spec.prefill:
+                        flows[number] = self.senders[source].flows(now_s)
+        prefill = [
+            InstanceView(
+                instance,
+                loads.get(instance.id, _IDLE),
+                held[number] * size,
+                fetchable[number] * size,
+                False,
+                self.receivers[number].flows(now_s) if spec.fetch != "none" else 0,
+                flows[number],
+            )
+            for number, instance in enumerate(self.prefill)
+        ]
+        if spec.coupled:
+            return World(now_s, prefill, prefill, self.costs, self.slo), sources
+        decode = [InstanceView(instance, loads.get(instance.id, _IDLE)) for instance in self.decode]
+        return World(now_s, prefill, decode, self.costs, self.slo), sources
+
+    def _deepest(self, present: Sequence[int], now_s: float) -> list[int]:
+        """The two best to fetch from: deepest first, then the one with the fewest transfers leaving it."""
+        deepest = max(present)
+        if not deepest:
+            return []
+        order = sorted(range(len(present)), key=lambda n: (-present[n], self.senders[n].flows(now_s)))
+        return order[:2]
+
+    def scene(self, placement: Placement, ask: Ask) -> World:
+        """A placement's two instances as they are now, the request itself left out of decode."""
+        now_s = self.agenda.now_s
+        assert placement.prefill is not None
+        reservation = self.board.book.get(ask.id)
+        assert reservation is not None
+        first = self.board.load(placement.prefill.id, now_s)
+        last = without_arriving(self.board.load(placement.decode.id, now_s), reservation.reservation)
+        return World(
+            now_s,
+            [InstanceView(placement.prefill, first)],
+            [InstanceView(placement.decode, last)],
+            self.costs,
+            self.slo,
+        )
+
+
+class _Life:
+    """One admitted request, from its place in the queue to its last token."""
+
+    __slots__ = ("ask", "outcome", "placement", "prefill", "request", "withheld", "world")
+
+    def __init__(
+        self, world: _Simulation, request: Request, outcome: Outcome, ask: Ask, placement: Placement
+    ) -> None:
+        self.world = world
+        self.request = request
+        self.outcome = outcome
+        self.ask = ask
+        self.placement = placement
+        self.prefill = world.numbers[(placement.prefill or placement.decode).id]
+        self.withheld = False
+
+    def dispatch(self, sources: Sequence[int]) -> None:
+        """Fetch what the placement says, and queue."""
+        world, placement = self.world, self.placement
+        now_s = ready_s = world.agenda.now_s
+        if placement.fetch_tokens:
+            size_bytes = placement.fetch_tokens * world.model.kv_bytes_per_token
+            ready_s = world.receivers[self.prefill].send(size_bytes, now_s)
+            source = sources[self.prefill]
+            if source < world.spec.prefill:
+                ready_s = max(ready_s, world.senders[source].send(size_bytes, now_s))
+        world.residency.promise(self.prefill, self.request.hash_ids)
+        world.queues[self.prefill].add(Job(ready_s, self._begin, self._prefilled))
+
+    def serve_whole(self) -> None:
+        """Queue at an engine that does both."""
+        world, outcome = self.world, self.outcome
+        outcome.cached_tokens = cached = self.placement.prefix_tokens
+        outcome.prefill_s = world.model.prefill_s(outcome.prompt_tokens, cached)
+        world.residency.promise(self.prefill, self.request.hash_ids)
+        steps = max(1, outcome.output_tokens - 1)
+        member = Member(outcome.prompt_tokens, steps, self._computed, self._ended, cached)
+        world.batches[self.prefill].join(member)
+
+    def _computed(self) -> None:
+        world, now_s = self.world, self.world.agenda.now_s
+        world.residency.arrive(self.prefill, self.request.hash_ids)
+        world.board.finish_prefill(self.ask.id, now_s)
+        self.outcome.ttft_s = now_s - self.outcome.arrival_s
+
+    def _begin(self) -> float:
+        outcome, placement = self.outcome, self.placement
+        outcome.cached_tokens = placement.prefix_tokens
+        outcome.prefill_s = self.world.model.prefill_s(outcome.prompt_tokens, placement.prefix_tokens)
+        return outcome.prefill_s
+
+    def _prefilled(self) -> None:
+        world, placement = self.world, self.placement
+        now_s = world.agenda.now_s
+        blocks = self.request.hash_ids
+        world.residency.arrive(self.prefill, blocks)
+        if world.spec.fetch == "store":
+            world.residency.promise(world.spec.prefill, blocks)
+            world.residency.arrive(world.spec.prefill, blocks)
+        if world.conductor.checks_stages:
+            scene = world.scene(placement, self.ask)
+            refused = world.conductor.check_stage(Stage.DECODE, self.ask, placement, scene)
+            if refused is not None:
+                self.outcome.refused = refused.reason.value
+                self.outcome.wasted_prefill = True
+                world.board.drop(self.ask.id, now_s)
+                return
+        world.board.finish_prefill(self.ask.id, now_s)
+        self.outcome.ttft_s = now_s - self.outcome.arrival_s
+        # Layer by layer while it computes: only what the network did not keep up with is still on its way.
+        size_bytes = self.outcome.prompt_tokens * world.model.kv_bytes_per_token
+        network = world.model.network_bytes_per_s
+        left_bytes = max(0.0, size_bytes - self.outcome.prefill_s * network)
+        world.agenda.at(now_s + left_bytes / network, self._hand_over)
+
+    def _hand_over(self) -> None:
+        batch = self.world.batches[self.world.numbers[self.placement.decode.id]]
+        steps = self.outcome.output_tokens - 1
+        if not steps:
+            self._ended(None)
+            return
+        member = Member(self.outcome.prompt_tokens + 1, steps, self._joined, self._ended)
+        self.withheld = not batch.fits(member.need_tokens)
+        batch.join(member)
+
+    def _joined(self) -> None:
+        if self.withheld:
+            # Its first token comes with its place: until then it was not known whether there would be more.
+            self.outcome.ttft_s = self.world.agenda.now_s - self.outcome.arrival_s
+
+    def _ended(self, tbt_s: float | None) -> None:
+        world, outcome = self.world, self.outcome
+        now_s = world.agenda.now_s
+        outcome.tbt_s = tbt_s
+        outcome.ended_s = now_s
+        world.board.drop(self.ask.id, now_s)
+        world.conductor.observe_output("default", outcome.prompt_tokens, outcome.output_tokens)
+
+
+def _instance(spec: ClusterSpec, role: Role, number: int) -> Instance:
+    return Instance(
+        id=f"{role.value[0]}-{number}",
+        role=role,
+        url="",
+        engine=EngineKind.SIMULATED,
+        connector="MooncakeConnector",
+        block_size_tokens=BLOCK_TOKENS,
+        kv_capacity_tokens=spec.profile.kv_capacity_tokens,
+        fetch=spec.fetch if role is Role.PREFILL else "none",
+        instance_class=spec.profile.name,
+    )

@@ -1,0 +1,104 @@
+"""What holds in every simulated cluster, whatever the trace."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mooncake_core.config.scheduler import AdmissionMode
+from mooncake_scheduler.policies import names
+from mooncake_simulator.cluster.cluster import ClusterSpec
+from mooncake_simulator.cluster.simulation import simulate
+from mooncake_simulator.workloads.traces import Request, blocks_of
+
+specs = st.builds(
+    ClusterSpec,
+    prefill=st.integers(1, 4),
+    decode=st.integers(1, 3),
+    policy=st.sampled_from(names()),
+    admission=st.sampled_from(AdmissionMode),
+    ttft_target_s=st.sampled_from([None, 2.0, 30.0]),
+    tbt_target_s=st.sampled_from([None, 0.03, 0.1]),
+    fetch=st.sampled_from(["none", "peer", "store"]),
+    cache_tokens=st.sampled_from([8 * 512, 40 * 512, None]),
+    store_tokens=st.sampled_from([20 * 512, None]),
+    join_load_bytes_per_s=st.sampled_from([0.0, 30e9]),
+)
+
+
+@st.composite
+def traces(draw: st.DrawFn) -> list[Request]:
+    requests = []
+    time_ms = 0.0
+    for _ in range(draw(st.integers(1, 25))):
+        time_ms += draw(st.floats(0, 3_000))
+        tokens = draw(st.integers(1, 40_000))
+        first = draw(st.integers(0, 3)) * 1_000
+        blocks = tuple(range(first, first + blocks_of(tokens)))
+        output = draw(st.integers(1, 600))
+        requests.append(
+            Request(timestamp_ms=time_ms, input_length=tokens, output_length=output, hash_ids=blocks)
+        )
+    return requests
+
+
+@settings(max_examples=150, deadline=None)
+@given(specs, traces())
+def test_no_request_is_lost_and_memory_is_never_exceeded(spec: ClusterSpec, trace: list[Request]) -> None:
+    result = simulate(spec, trace)
+    assert result.requests == len(trace)
+    assert result.completed + result.refused == len(trace)
+    assert result.most_kv_tokens <= spec.profile.kv_capacity_tokens
+    for outcome in result.outcomes:
+        assert outcome.completed != (outcome.refused is not None)
+        assert not outcome.wasted_prefill or outcome.refused
+        if outcome.completed:
+            assert outcome.ttft_s is not None
+            assert outcome.ended_s is not None
+            assert outcome.ttft_s >= outcome.prefill_s * (1 - 1e-9)
+            assert outcome.ended_s >= outcome.arrival_s + outcome.ttft_s - 1e-9
+            assert outcome.cached_tokens < outcome.prompt_tokens
+
+
+@settings(max_examples=40, deadline=None)
+@given(specs, traces(), st.integers(0, 2**32))
+def test_the_same_seed_gives_the_same_result_to_the_last_bit(
+    spec: ClusterSpec, trace: list[Request], seed: int
+) -> None:
+    assert simulate(spec, trace, seed=seed) == simulate(spec, trace, seed=seed)
+
+
+def test_kv_beyond_memory_waits_and_its_first_token_with_it() -> None:
+    # Both fit by what is expected of their answers, not by how long they become.
+    long = Request(timestamp_ms=0, input_length=650_000, output_length=60_000, hash_ids=tuple(range(1270)))
+    other = replace_blocks(long, 10_000)
+    spec = ClusterSpec(2, 1, fetch="none")
+    first, second = sorted(simulate(spec, [long, other]).outcomes, key=lambda outcome: outcome.ended_s or 0)
+    assert first.ended_s is not None
+    assert second.ttft_s == pytest.approx(first.ended_s)
+
+
+def test_a_refusal_by_stage_wastes_its_prefill_only_at_decode() -> None:
+    trace = [
+        Request(timestamp_ms=10.0 * at, input_length=2_000, output_length=2_000, hash_ids=(4 * at, 1, 2, 3))
+        for at in range(200)
+    ]
+    spec = ClusterSpec(8, 1, tbt_target_s=0.03, admission=AdmissionMode.NONE)
+    baseline = simulate(spec, trace)
+    assert baseline.wasted_prefills == baseline.refused > 0
+    predictive = simulate(replace(spec, admission=AdmissionMode.PREDICTIVE), trace)
+    assert predictive.wasted_prefills == 0
+    assert predictive.refused > 0
+
+
+def replace_blocks(request: Request, offset: int) -> Request:
+    """The same request with a prompt of its own."""
+    return Request(
+        timestamp_ms=request.timestamp_ms,
+        input_length=request.input_length,
+        output_length=request.output_length,
+        hash_ids=tuple(block + offset for block in request.hash_ids),
+    )
