@@ -38,7 +38,7 @@ class ClusterSpec:
     def __post_init__(self) -> None:
         if self.prefill < 1 or self.decode < (0 if self.coupled else 1):
             raise ValueError(
-                f"{self.prefill} prefill and {self.decode} decode instances serve nobody: at least one of each"
+                f"{self.prefill} prefill and {self.decode} decode instances serve nobody: give one of each"
             )
         if self.coupled and (self.decode or self.fetch != "none"):
             raise ValueError("coupled engines are counted by `prefill` alone and fetch from nowhere")
