@@ -49,8 +49,6 @@ LEDGER_EVERY_S = 0.05
 TICK_S = 0.02
 SLOW_TICK_S = 1.0
 PROBE_EVERY_S = 1.0
-DRAIN_S = 30.0
-"""Wall seconds that streams have to end after SIGTERM; the operator's grace period is longer."""
 
 
 class Scheduler:
@@ -114,10 +112,18 @@ class Scheduler:
         self._tasks.append(asyncio.create_task(self._tick(), name="deadlines"))
         _log.info("serving", host=serving.host, port=self.serving_port, cluster=self.config.cluster)
 
-    async def stop(self, grace_s: float = DRAIN_S) -> None:
-        """Stop accepting, let streams end, give back what is reserved."""
+    async def stop(self, streams_s: float | None = None) -> None:
+        """Announce the end, stop accepting, let streams end, give back what is reserved.
+
+        Args:
+            streams_s: instead of the configuration's.
+        """
         self.draining = True
-        await self.server.stop(grace_s)
+        stopping = self.config.stopping
+        _log.info("stopping", announced_s=stopping.announced_s, streams=len(self.datapath.flows))
+        self.server.announce_end()
+        await asyncio.sleep(stopping.announced_s)
+        await self.server.stop(stopping.streams_s if streams_s is None else streams_s)
         await self._admin.stop()
         for task in self._tasks:
             task.cancel()

@@ -8,6 +8,7 @@ from mooncake_core.config.scheduler import (
     RoutingConfig,
     SchedulerConfig,
     SloConfig,
+    StoppingConfig,
 )
 from mooncake_core.config.sidecar import SidecarConfig
 
@@ -20,4 +21,5 @@ __all__ = [
     "SchedulerConfig",
     "SidecarConfig",
     "SloConfig",
+    "StoppingConfig",
 ]

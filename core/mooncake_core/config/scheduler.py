@@ -67,6 +67,16 @@ class AuthConfig(ConfigDocument):
     admin_token_file: str | None = None
 
 
+class StoppingConfig(ConfigDocument):
+    """How a scheduler ends once it is asked to. Wall seconds; their sum must fit into the Pod's grace."""
+
+    announced_s: float = Field(default=0, ge=0)
+    """How long it still accepts connections, each for one request: whoever leads clients here (a Service's
+    endpoints, a load balancer) learns only meanwhile that it ends."""
+    streams_s: float = Field(default=30, gt=0)
+    """How long after that streams may go on; what is left then is broken off."""
+
+
 class SchedulerConfig(ConfigDocument):
     """All that a scheduler process is told."""
 
@@ -92,6 +102,7 @@ class SchedulerConfig(ConfigDocument):
     routing: RoutingConfig = RoutingConfig()
     admission: AdmissionConfig = AdmissionConfig()
     auth: AuthConfig = AuthConfig()
+    stopping: StoppingConfig = StoppingConfig()
     default_output_tokens: int = Field(default=256, ge=1)
     """Predicted output of a request before anything was learned."""
     max_body_bytes: int = Field(default=64 << 20, ge=1024)

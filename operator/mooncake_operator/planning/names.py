@@ -46,6 +46,10 @@ class Names(Protocol):
     def serving_port(self) -> int:
         """Port of the schedulers' OpenAI API, the same for all of a cluster."""
 
+    @property
+    def endpoints_lag_s(self) -> float:
+        """How long after a Pod began to end new connections may still be led to it."""
+
     def port(self, pod: str, offset: Port) -> int:
         """A port of a Pod's block."""
 
@@ -75,6 +79,11 @@ class ClusterNames:
     @property
     def serving_port(self) -> int:
         return self.base + Port.SERVING
+
+    @property
+    def endpoints_lag_s(self) -> float:
+        # EndpointSlices and kube-proxy follow within a second or two; load balancers outside take longer.
+        return 10.0
 
     def port(self, pod: str, offset: Port) -> int:
         return self.base + offset
@@ -109,6 +118,10 @@ class LocalNames:
     def serving_port(self) -> int:
         return self.serving
 
+    @property
+    def endpoints_lag_s(self) -> float:
+        return 0.0
+
     def port(self, pod: str, offset: Port) -> int:
         return self.bases[pod] + offset
 
@@ -134,6 +147,10 @@ class TemplateNames:
     @property
     def serving_port(self) -> int:
         return 1
+
+    @property
+    def endpoints_lag_s(self) -> float:
+        return 0.0
 
     def port(self, pod: str, offset: Port) -> int:
         return 1 + offset

@@ -150,6 +150,9 @@ def _placement_view(placement: Placement) -> dict[str, Any]:
     return {
         "prefill": None if placement.prefill is None else placement.prefill.id,
         "decode": placement.decode.id,
+        # Names are used again by later instances: only the revision says that old and new never met.
+        "prefill_revision": None if placement.prefill is None else placement.prefill.revision,
+        "decode_revision": placement.decode.revision,
         "prefix_tokens": placement.prefix_tokens,
         "fetch_tokens": placement.fetch_tokens,
         "queue_s": placement.queue_s,

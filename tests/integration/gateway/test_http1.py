@@ -178,9 +178,46 @@ async def test_stopping_lets_streams_end_and_takes_nobody_new(tmp_path: Path) ->
         engine.usual = Act(tokens=10, gap_s=0.03)
         streaming = asyncio.ensure_future(running.stream())
         await engine.leg()
-        stopping = asyncio.ensure_future(running.scheduler.stop(grace_s=5))
+        stopping = asyncio.ensure_future(running.scheduler.stop(streams_s=5))
         assert (await streaming).endswith("data: [DONE]\n\n")
         await stopping
         assert await wire.reader.read() == b""
         with pytest.raises(OSError, match="Connect call failed"):
             await asyncio.open_connection("127.0.0.1", running.port)
+
+
+async def test_while_its_end_is_announced_it_serves_whoever_still_comes_and_tells_them_to_go(
+    tmp_path: Path,
+) -> None:
+    announced = {"announced_s": 3, "streams_s": 5}
+    async with serving(tmp_path, stopping=announced) as (running, _), Wire.to(running) as kept:
+        kept.writer.write(post())
+        assert (await kept.answer())[1].get("connection") is None
+        stopping = asyncio.ensure_future(running.scheduler.stop())
+        await until(lambda: running.scheduler.draining)
+
+        kept.writer.write(post())
+        status, headers, _ = await kept.answer()
+        assert (status, headers["connection"]) == (200, "close")
+        assert await kept.reader.read() == b""
+        async with Wire.to(running) as newcomer:
+            newcomer.writer.write(post())
+            status, headers, _ = await newcomer.answer()
+            assert (status, headers["connection"]) == (200, "close")
+        await stopping
+
+
+async def test_the_next_request_of_a_client_whose_stream_just_ended_is_not_lost_to_the_end(
+    tmp_path: Path,
+) -> None:
+    async with serving(tmp_path) as (running, engine):
+        engine.script = [Act(tokens=10, gap_s=0.03), Act()]
+        body = {"model": "tiny", "prompt": [1, 2, 3], "max_tokens": 10, "stream": True}
+        async with running.client.stream("POST", "/v1/completions", json=body) as answer:
+            lines = answer.aiter_lines()
+            await anext(lines)
+            stopping = asyncio.ensure_future(running.scheduler.stop(streams_s=5))
+            assert [line async for line in lines if line][-1] == "data: [DONE]"
+        # Over the connection that it keeps: a new one would be refused by now.
+        assert (await running.complete()).status_code == 200
+        await stopping

@@ -71,4 +71,4 @@ async def gateway(folder: Path, instances: Sequence[Instance], **settings: Any) 
         async with httpx.AsyncClient(base_url=url, timeout=20) as client:
             yield Gateway(scheduler, client)
     finally:
-        await scheduler.stop(grace_s=0.2)
+        await scheduler.stop(streams_s=0.2)

@@ -15,6 +15,7 @@ from mooncake_core.config import (
     RoutingConfig,
     SchedulerConfig,
     SloConfig,
+    StoppingConfig,
 )
 from mooncake_operator.planning.manifests.instances import as_documents, static_instances
 from mooncake_operator.planning.manifests.objects import (
@@ -29,6 +30,7 @@ from mooncake_operator.planning.manifests.objects import (
     env,
     http_get,
     labels,
+    liveness,
     mount,
     pod_ip,
     reference,
@@ -42,7 +44,9 @@ from mooncake_operator.planning.names import Port
 CONFIG_FILE = "scheduler.json"
 INSTANCES_FILE = "instances.json"
 TOKEN_KEY = "token"
-_STREAMS_MAY_END_S = 600
+_GRACE_S = 600
+_LAST_WRITES_S = 15
+"""Of the grace period: to give back what is reserved, and leave Redis."""
 
 
 def scheduler_config(plan: Plan) -> SchedulerConfig:
@@ -70,6 +74,7 @@ def scheduler_config(plan: Plan) -> SchedulerConfig:
             priority_floor=spec.scheduler.admission.priority_floor,
         ),
         auth=_auth(plan),
+        stopping=_stopping(plan),
     )
 
 
@@ -139,17 +144,16 @@ def _pod_spec(plan: Plan, more_arguments: list[str], *, admin_port: int | None =
             "/healthz", "admin", periodSeconds=1, timeoutSeconds=5, failureThreshold=120
         ),
         "readinessProbe": http_get("/readyz", "admin", periodSeconds=2, timeoutSeconds=5),
-        "livenessProbe": http_get(
-            "/healthz", "admin", periodSeconds=10, timeoutSeconds=5, failureThreshold=6
-        ),
+        "livenessProbe": liveness("/healthz", "admin"),
         "volumeMounts": mounts,
         "terminationMessagePolicy": "FallbackToLogsOnError",
     }
     return {
         "restartPolicy": "Always",
-        "terminationGracePeriodSeconds": _STREAMS_MAY_END_S,
+        "terminationGracePeriodSeconds": _GRACE_S,
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
+        "shareProcessNamespace": True,
         "containers": [container],
         "volumes": volumes,
     }
@@ -173,6 +177,11 @@ def _storage(plan: Plan) -> tuple[list[Object], list[Object], list[Object]]:
         mounts.append(mount("api-keys", API_KEYS_DIR))
         variables.append(env(*API_KEYS_DIR))
     return volumes, mounts, variables
+
+
+def _stopping(plan: Plan) -> StoppingConfig:
+    lag_s = plan.names.endpoints_lag_s
+    return StoppingConfig(announced_s=lag_s, streams_s=_GRACE_S - lag_s - _LAST_WRITES_S)
 
 
 def _auth(plan: Plan) -> AuthConfig:

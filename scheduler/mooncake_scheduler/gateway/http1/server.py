@@ -23,6 +23,8 @@ from mooncake_scheduler.gateway.http1.exchange import Exchange
 _MAX_AHEAD = 8
 """Requests a client may have sent before their turn."""
 _LINGER_S = 0.5
+_NEXT_MAY_COME_S = 1.0
+"""While the server stops: how long after an answer its client's next request still finds the connection."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -312,6 +314,14 @@ class HttpServer:
         for connection in list(self.connections):
             connection.check_time(now_s)
 
+    def announce_end(self) -> None:
+        """Go on accepting, but let each answer say that it is the last of its connection.
+
+        A kept connection that is closed in idleness may meet its client's next request half way, which is
+        then lost; one whose client was told to close it cannot.
+        """
+        self.closing = True
+
     async def stop(self, grace_s: float) -> None:
         """Stop accepting, let answers in progress end for at most `grace_s`, then break off the rest."""
         self.closing = True
@@ -319,8 +329,9 @@ class HttpServer:
             self._server.close()
         deadline_s = time.monotonic() + grace_s
         while self.connections and time.monotonic() < deadline_s:
+            idle_since_s = time.monotonic() - _NEXT_MAY_COME_S
             for connection in list(self.connections):
-                if connection.idle:
+                if connection.idle and connection.since_s < idle_since_s:
                     connection.close()
             await asyncio.sleep(0.02)
         for connection in list(self.connections):
