@@ -52,7 +52,9 @@ class Schedulers:
             token: of the admin port.
         """
         why, degraded = "", tuple[str, ...]()
-        for address in addresses(pods)[:_ASKED]:
+        pods = list(pods)
+        ready = addresses(pods)
+        for address in _running(pods)[:_ASKED]:
             try:
                 answer = await self._ask("GET", f"{self._url(address)}/instances", token)
                 degraded = tuple(map(str, answer.get("degraded") or ()))
@@ -61,7 +63,7 @@ class Schedulers:
                     return View(registrations(answer["instances"]))
             except (SchedulersAwayError, KeyError, ValueError, TypeError, AttributeError) as error:
                 _log.debug("a scheduler does not tell", address=address, error=str(error))
-                why = f"{address}: {error}"
+                why = f"{address}: {error}" if address in ready else why
         return View(None, degraded, "" if degraded else why)
 
     async def statistics(self, pods: Iterable[Object], token: str) -> list[dict[str, Any]]:
@@ -83,8 +85,8 @@ class Schedulers:
         Raises:
             SchedulersAwayError: none takes the wish.
         """
-        why = "there is none that is ready"
-        for address in addresses(pods)[:_ASKED]:
+        why = "there is none that runs"
+        for address in _running(pods)[:_ASKED]:
             try:
                 url = f"{self._url(address)}/instances/{instance}/drain"
                 await self._ask("DELETE" if end else "POST", url, token)
@@ -121,11 +123,29 @@ class Schedulers:
 
 def addresses(pods: Iterable[Object]) -> list[str]:
     """Addresses of ready schedulers, in a fixed order."""
-    found = {}
-    for pod in pods:
-        role = (pod["metadata"].get("labels") or {}).get("mooncake.io/role")
-        status = pod.get("status") or {}
-        ready = any(c["type"] == "Ready" and c["status"] == "True" for c in status.get("conditions") or ())
-        if role == "scheduler" and ready and status.get("podIP") and not is_terminating(pod):
-            found[name_of(pod)] = str(status["podIP"])
-    return [found[name] for name in sorted(found)]
+    return [str(pod["status"]["podIP"]) for pod in _schedulers(pods) if _is_ready(pod)]
+
+
+def _running(pods: Iterable[Object]) -> list[str]:
+    """Addresses of all that may answer, the ready ones first.
+
+    A scheduler that has no decode instance is not ready, and yet it is what says that the last one is empty.
+    """
+    found = sorted(_schedulers(pods), key=lambda pod: not _is_ready(pod))
+    return [str(pod["status"]["podIP"]) for pod in found if pod["status"].get("phase") == "Running"]
+
+
+def _schedulers(pods: Iterable[Object]) -> list[Object]:
+    found = [
+        pod
+        for pod in pods
+        if (pod["metadata"].get("labels") or {}).get("mooncake.io/role") == "scheduler"
+        and (pod.get("status") or {}).get("podIP")
+        and not is_terminating(pod)
+    ]
+    return sorted(found, key=name_of)
+
+
+def _is_ready(pod: Object) -> bool:
+    conditions = pod["status"].get("conditions") or ()
+    return any(c["type"] == "Ready" and c["status"] == "True" for c in conditions)
