@@ -33,6 +33,7 @@ def cluster(*, metadata=None, **spec):
 
 
 SHARED = {"replicas": 2, "redis": {"managed": {}}}
+SIMULATED = {"type": "Simulated"}
 VLLM = {"type": "vLLM", "image": "vllm/vllm-openai:v0.33.0"}
 
 
@@ -188,6 +189,39 @@ def test_kv_that_nobody_fetches_is_kept_no_longer_than_a_scheduler_waits_for_its
     else:
         # A decode that waits extends it by heartbeats.
         assert 0 < config["kv_lease_duration"] < waited_s
+
+
+def test_a_scheduler_ends_within_its_grace_period_and_outlasts_the_endpoints_that_lead_to_it():
+    world = render(cluster(scheduler=SHARED), ClusterNames(), credentials=SECRETS)
+    (deployment,) = world.deployments
+    grace_s = deployment["spec"]["template"]["spec"]["terminationGracePeriodSeconds"]
+    stopping = document(world, "q-scheduler", "scheduler.json")["stopping"]
+    assert stopping["announced_s"] > 0
+    assert stopping["announced_s"] + stopping["streams_s"] < grace_s
+
+
+def test_nobody_waits_for_a_local_scheduler_that_no_endpoint_leads_to():
+    shared = cluster(scheduler=SHARED)
+    world = render(shared, local(shared), credentials=SECRETS)
+    assert document(world, "q-scheduler", "scheduler.json")["stopping"]["announced_s"] == 0
+
+
+@pytest.mark.parametrize("engine", [SIMULATED, VLLM])
+def test_who_is_stuck_is_ended_at_once_and_not_after_the_grace_of_a_drain(engine):
+    world = render(cluster(engine=engine, scheduler=SHARED), ClusterNames(), credentials=SECRETS)
+    (deployment,) = world.deployments
+    for pod in (*world.pods, deployment["spec"]["template"]):
+        for each in pod["spec"]["containers"]:
+            assert "startupProbe" in each, each["name"]
+            if pod["spec"]["terminationGracePeriodSeconds"] > 30:
+                assert each["livenessProbe"]["terminationGracePeriodSeconds"] <= 30
+
+
+def test_a_signal_before_a_program_has_its_handlers_ends_it():
+    world = render(cluster(scheduler=SHARED), ClusterNames(), credentials=SECRETS)
+    (deployment,) = world.deployments
+    for pod in (*world.pods, deployment["spec"]["template"]):
+        assert pod["spec"]["shareProcessNamespace"], "the first process of a namespace would ignore it"
 
 
 def test_an_image_without_this_product_drains_with_what_every_python_has():

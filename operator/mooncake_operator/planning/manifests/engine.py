@@ -15,6 +15,7 @@ from mooncake_operator.planning.manifests.objects import (
     env,
     http_get,
     labels,
+    liveness,
     mount,
     pod_ip,
     reference,
@@ -113,7 +114,7 @@ def _container(plan: Plan, pool: EnginePoolPlan, pod: str) -> Object:
         # Loading weights may take half an hour; a simulated engine is there at once.
         "startupProbe": http_get("/health", "http", periodSeconds=1, timeoutSeconds=5, failureThreshold=1800),
         "readinessProbe": http_get("/health", "http", periodSeconds=5, timeoutSeconds=5),
-        "livenessProbe": http_get("/health", "http", periodSeconds=10, timeoutSeconds=5, failureThreshold=6),
+        "livenessProbe": liveness("/health", "http"),
         **container_resources(pool.spec.resources),
         "volumeMounts": mounts,
     }

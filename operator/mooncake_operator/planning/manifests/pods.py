@@ -35,6 +35,9 @@ def a_pod(
         "automountServiceAccountToken": False,
         # Services would come as variables like VLLM_PORT, which vLLM takes for its own.
         "enableServiceLinks": False,
+        # As first process of a namespace one is not ended by a SIGTERM that comes before it has a handler,
+        # while Python still imports: its Pod would wait for all of its grace.
+        "shareProcessNamespace": True,
         # How a container ended is read from its status, when its logs may be gone.
         "containers": [{"terminationMessagePolicy": "FallbackToLogsOnError", **c} for c in containers],
         "volumes": list(volumes),

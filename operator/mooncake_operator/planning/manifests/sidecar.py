@@ -13,6 +13,7 @@ from mooncake_operator.planning.manifests.objects import (
     Object,
     env,
     http_get,
+    liveness,
     mount,
     pod_ip,
     reference,
@@ -49,7 +50,10 @@ def sidecar_container(plan: Plan, pool: EnginePoolPlan, pod: str, pairing: str) 
             env(CONFIG_VARIABLE, config.model_dump_json(exclude_none=True)),
         ],
         "ports": [{"name": "sidecar", "containerPort": port}],
-        "livenessProbe": http_get("/healthz", "sidecar", periodSeconds=10, timeoutSeconds=5),
+        "startupProbe": http_get(
+            "/healthz", "sidecar", periodSeconds=1, timeoutSeconds=5, failureThreshold=300
+        ),
+        "livenessProbe": liveness("/healthz", "sidecar"),
         "readinessProbe": http_get("/readyz", "sidecar", periodSeconds=2, timeoutSeconds=5),
         "volumeMounts": [
             mount("run", RUN_DIR, read_only=False),

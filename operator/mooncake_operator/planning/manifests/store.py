@@ -15,6 +15,7 @@ from mooncake_operator.planning.manifests.objects import (
     env,
     http_get,
     labels,
+    liveness,
     mount,
     pod_ip,
     reference,
@@ -163,5 +164,5 @@ def _probes() -> Object:
     return {
         "startupProbe": http_get("/health", "http", periodSeconds=1, timeoutSeconds=5, failureThreshold=300),
         "readinessProbe": http_get("/health", "http", periodSeconds=5, timeoutSeconds=5),
-        "livenessProbe": http_get("/health", "http", periodSeconds=10, timeoutSeconds=5, failureThreshold=6),
+        "livenessProbe": liveness("/health", "http"),
     }
