@@ -5,6 +5,7 @@ hugetlb hierarchy may have to be mounted.
 """
 
 import json
+import os
 import subprocess
 from collections.abc import Iterator
 from contextlib import suppress
@@ -105,14 +106,10 @@ def hierarchies() -> Iterator[Path]:
 
 
 def cgroups(layout: Layout) -> Iterator[Path]:
-    """All cgroups of the cluster's Pods, innermost first."""
+    """All cgroups of the cluster's Pods, innermost first; some may vanish meanwhile, as their Pods end."""
     for hierarchy in hierarchies():
-        root = hierarchy / layout.cgroup
-        if root.exists():
-            yield from sorted(
-                (path for path in root.rglob("*") if path.is_dir()), key=lambda p: -len(p.parts)
-            )
-            yield root
+        found = [Path(path) for path, _, _ in os.walk(hierarchy / layout.cgroup)]
+        yield from sorted(found, key=lambda path: -len(path.parts))
 
 
 def processes_in(cgroup: Path) -> list[int]:
