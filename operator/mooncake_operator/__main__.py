@@ -15,6 +15,7 @@ import structlog
 from mooncake_operator.control.backoff import Backoff
 from mooncake_operator.control.cluster import ClusterReconciler
 from mooncake_operator.control.contract import Key
+from mooncake_operator.control.gather import list_known
 from mooncake_operator.control.leadership import Leadership, LeadershipLostError, LeaseTerms
 from mooncake_operator.control.lifecycle import Lifecycle, WatchingFailedError
 from mooncake_operator.control.resync import Resync
@@ -84,7 +85,7 @@ class Process:
         keys: set[Key] = set()
         for namespace in self._settings.namespaces or (None,):
             for resource in (CLUSTER, *POOLS):
-                found = await self._client.list_all(resource, namespace)
+                found = await list_known(self._client, resource, namespace)
                 keys |= {key for obj in found if (key := cluster_of(resource, obj))}
         return keys
 

@@ -6,6 +6,7 @@ import logging
 import sys
 
 import structlog
+import structlog.tracebacks
 
 # kopf tells of every event that was handled.
 _NOISY = ("kopf.objects", "kopf.activities.probe", "aiohttp.access", "asyncio")
@@ -31,7 +32,10 @@ def set_up_logging(level: str) -> None:
             foreign_pre_chain=shared,
             processors=[
                 structlog.stdlib.ProcessorFormatter.remove_processors_meta,
-                structlog.processors.dict_tracebacks,
+                # Local variables of a failed call are tokens and Secrets, too.
+                structlog.processors.ExceptionRenderer(
+                    structlog.tracebacks.ExceptionDictTransformer(show_locals=False)
+                ),
                 structlog.processors.JSONRenderer(),
             ],
         )

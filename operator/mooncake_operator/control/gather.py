@@ -52,10 +52,10 @@ async def gather(client: Client, key: Key) -> World:
     try:
         async with asyncio.TaskGroup() as group:
             cluster = group.create_task(_cluster(client, key))
-            pools = [group.create_task(_listed(client, pool, key.namespace, {})) for pool in POOLS]
+            pools = [group.create_task(list_known(client, pool, key.namespace)) for pool in POOLS]
             # All of them, for a foreign Pod may have a name that is wanted.
-            pods = group.create_task(_listed(client, POD, key.namespace, {}))
-            owned = [group.create_task(_listed(client, kind, key.namespace, labels)) for kind in OWNED]
+            pods = group.create_task(list_known(client, POD, key.namespace))
+            owned = [group.create_task(list_known(client, kind, key.namespace, labels)) for kind in OWNED]
     except ExceptionGroup as errors:
         # One is enough to know why there is no picture, and keeps its type.
         raise errors.exceptions[0] from None
@@ -84,13 +84,17 @@ async def _cluster(client: Client, key: Key) -> Object | None:
         return None
 
 
-async def _listed(
-    client: Client, resource: Resource, namespace: str, labels: Mapping[str, str]
+async def list_known(
+    client: Client, resource: Resource, namespace: str | None, labels: Mapping[str, str] | None = None
 ) -> list[Object]:
+    """All objects of a kind; none where its CustomResourceDefinition is not there, or no longer.
+
+    Raises:
+        KubeError: the API server does not answer, or does not allow it.
+    """
     try:
         return await client.list_all(resource, namespace, labels=labels)
     except NotFoundError:
-        # Its CustomResourceDefinition is not there, or no longer: then there are no such objects either.
         return []
 
 

@@ -78,7 +78,7 @@ def watches(request: web.Request) -> bool:
     return request.query.get("watch") in ("true", "1")
 
 
-@pytest.mark.parametrize("fault", ["gone", "gone-status", "error", "500", "429", "drop"])
+@pytest.mark.parametrize("fault", ["gone", "gone-status", "error", "404", "500", "429", "drop"])
 def test_watches_that_fail_begin_anew_and_nothing_is_missed(setting: Setting, fault: str) -> None:
     operator = setting.start_operator()
     setting.apply(10)

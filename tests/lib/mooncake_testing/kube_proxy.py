@@ -15,7 +15,7 @@ import aiohttp
 from aiohttp import web
 
 Fault = Callable[[web.Request], str | None]
-"""Says what is to happen to a request: `500`, `429`, `gone`, `gone-status`, `error`, `drop`, or nothing."""
+"""Says what is to happen to a request: `404`, `500`, `429`, `gone`, `gone-status`, `error`, `drop`, or nothing."""
 
 
 class KubeProxy:
@@ -114,8 +114,8 @@ class KubeProxy:
             assert request.transport is not None
             request.transport.close()
             return web.Response()
-        if wrong in ("500", "429", "gone-status"):
-            code = {"500": 500, "429": 429, "gone-status": 410}[wrong]
+        if wrong in ("404", "500", "429", "gone-status"):
+            code = 410 if wrong == "gone-status" else int(wrong)
             status = _status(code)
             return web.json_response(status, status=code, headers={"Retry-After": "1"} if code == 429 else {})
         event = {"type": "ERROR", "object": _status(410 if wrong == "gone" else 500)}
@@ -147,7 +147,7 @@ class KubeProxy:
 
 
 def _status(code: int) -> dict[str, Any]:
-    reason = {410: "Expired", 429: "TooManyRequests", 500: "InternalError"}[code]
+    reason = {404: "NotFound", 410: "Expired", 429: "TooManyRequests", 500: "InternalError"}[code]
     return {
         "kind": "Status",
         "apiVersion": "v1",
