@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import random
 import ssl
+import threading
+import time
 import urllib.error
 from collections.abc import Iterator
 from pathlib import Path
@@ -156,3 +158,50 @@ def test_an_api_server_that_is_killed_and_comes_back_finds_the_operator_at_work(
     setting.apply(20)
     setting.becomes(20, 60)
     assert operator.process.poll() is None
+
+
+def test_an_etcd_that_halts_for_a_while_only_delays(setting: Setting) -> None:
+    operator = setting.start_operator(lease_duration_seconds=60)
+    setting.apply(10)
+    setting.becomes(10)
+    with setting.server.without_etcd():
+        # Longer than a request may take, shorter than the Lease lasts.
+        time.sleep(12)
+        assert operator.health() == 200
+    setting.apply(20)
+    setting.becomes(20, 60)
+    assert operator.process.poll() is None
+
+
+def test_an_etcd_that_is_slow_only_delays(setting: Setting) -> None:
+    operator = setting.start_operator(lease_duration_seconds=60)
+    setting.apply(10)
+    setting.becomes(10)
+    over = threading.Event()
+
+    def halting() -> None:
+        while not over.is_set():
+            with setting.server.without_etcd():
+                time.sleep(0.7)
+
+    slow = threading.Thread(target=halting)
+    slow.start()
+    try:
+        setting.apply(20)
+        setting.becomes(20, 90)
+    finally:
+        over.set()
+        slow.join()
+    assert operator.process.poll() is None
+
+
+def test_an_operator_that_cannot_reach_its_lease_ends_and_its_successor_finishes(setting: Setting) -> None:
+    first = setting.start_operator(lease_duration_seconds=4)
+    setting.apply(10)
+    setting.becomes(10)
+    with setting.server.without_etcd():
+        assert first.wait(60) == 1
+        assert first.said("the operator ends")[0]["error"] == "LeadershipLostError"
+    setting.apply(20)
+    setting.start_operator(lease_duration_seconds=60, identity="second")
+    setting.becomes(20, 60)

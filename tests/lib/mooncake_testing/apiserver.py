@@ -129,6 +129,17 @@ class ApiServer:
         """kill -9 the API server; etcd goes on."""
         self._end("kube-apiserver", signal.SIGKILL)
 
+    @contextlib.contextmanager
+    def without_etcd(self) -> Iterator[None]:
+        """Halt the store, so that the API server is there and cannot answer."""
+        etcd = self._processes["etcd"]
+        etcd.send_signal(signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            etcd.send_signal(signal.SIGCONT)
+            self._await(self._is_ready, "kube-apiserver")
+
     def stop(self) -> None:
         """End everything."""
         for name in reversed(list(self._processes)):

@@ -15,7 +15,7 @@ import aiohttp
 from aiohttp import web
 
 Fault = Callable[[web.Request], str | None]
-"""Says what is to happen to a request: `404`, `500`, `429`, `gone`, `gone-status`, `error`, `drop`, or nothing."""
+"""Says what happens to a request: `404`, `500`, `429`, `gone`, `gone-status`, `error`, `drop`, or nothing."""
 
 
 class KubeProxy:
