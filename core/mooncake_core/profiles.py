@@ -27,6 +27,35 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
     dram_to_hbm_bytes_per_s: float
     ssd_bytes_per_s: float
 
+    def over(self, pods: int, *, tensor: int = 1, pipeline: int = 1) -> Profile:
+        """The constants of an instance that consists of several Pods, each as fast as this profile.
+
+        Ideal: nothing is lost between Pods. They share prompts, memory and NICs. A decode step reads the
+        weights with all Pods that a layer is spread over (tensor); it passes through stages (pipeline) one
+        after the other, so that these shorten only what grows with the batch: a busy pipeline has other
+        requests in its other stages (chunked pipeline parallelism, FAST'25 §3.3).
+
+        Args:
+            pods: of the instance; must divide tensor × pipeline.
+            tensor: GPUs that share a layer.
+            pipeline: stages of layers.
+        """
+        if pods == 1:
+            return self
+        gpus_per_pod = tensor * pipeline // pods
+        share_a_layer = max(tensor // gpus_per_pod, 1)
+        return msgspec.structs.replace(
+            self,
+            prefill_b_s_per_token=self.prefill_b_s_per_token / pods,
+            prefill_c_s_per_token2=self.prefill_c_s_per_token2 / pods,
+            decode_t0_s=self.decode_t0_s / share_a_layer,
+            decode_t1_s_per_request=self.decode_t1_s_per_request / pods,
+            decode_t2_s_per_token=self.decode_t2_s_per_token / pods,
+            kv_capacity_tokens=self.kv_capacity_tokens * pods,
+            network_bytes_per_s=self.network_bytes_per_s * pods,
+            dram_to_hbm_bytes_per_s=self.dram_to_hbm_bytes_per_s * pods,
+        )
+
 
 LLAMA3_70B_A800 = Profile(
     name="llama3-70b-8xa800",

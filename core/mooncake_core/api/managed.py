@@ -28,12 +28,18 @@ ARGUMENTS: Mapping[str, str] = {
     "--block-size": "set engine.blockSize",
     "--data-parallel-size": "set instance.parallelism of the pool",
     "--disable-log-stats": "leave it out: it is set where a connector needs it",
+    "--distributed-executor-backend": "leave it out: Pods of an instance find each other by mp",
     "--enable-prompt-tokens-details": "leave it out: it is always on",
+    "--headless": "leave it out: it is what workers of an instance are started with",
     "--host": "leave it out: every port and address comes from the Pod",
     "--kv-events-config": "leave it out: the sidecar and the engine agree on it",
     "--kv-transfer-config": "set engine.connector",
+    "--master-addr": "leave it out: it is the address of the instance's leader",
+    "--master-port": "leave it out: every port and address comes from the Pod",
     "--model": "set model.path or model.name",
     "--no-enable-prefix-caching": "leave it out: prefix caching is what routing builds on",
+    "--nnodes": "set instance.size of the pool",
+    "--node-rank": "set instance.size of the pool",
     "--pipeline-parallel-size": "set instance.parallelism of the pool",
     "--port": "leave it out: every port and address comes from the Pod",
     "--profile": "set engine.simulated.profile",
@@ -42,7 +48,13 @@ ARGUMENTS: Mapping[str, str] = {
     "--tensor-parallel-size": "set instance.parallelism of the pool",
     "--time-scale": "set engine.simulated.timeScale",
 }
-_SHORT = {"-tp": "--tensor-parallel-size", "-pp": "--pipeline-parallel-size", "-dp": "--data-parallel-size"}
+_SHORT = {
+    "-dp": "--data-parallel-size",
+    "-n": "--nnodes",
+    "-pp": "--pipeline-parallel-size",
+    "-r": "--node-rank",
+    "-tp": "--tensor-parallel-size",
+}
 _SPELLINGS = [f"--{'[-_]'.join(name.removeprefix('--').split('-'))}" for name in ARGUMENTS]
 ARGUMENT_PATTERN = f"^({'|'.join([*_SPELLINGS, *_SHORT])})(=|$)"
 """What `ARGUMENTS` and their other spellings look like, for CEL."""

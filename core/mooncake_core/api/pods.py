@@ -89,13 +89,15 @@ class InstanceSpec(ApiModel):
     """What one instance consists of."""
 
     size: Annotated[int, Field(ge=1, le=64), Write("Pods of one instance, e.g. 1")] = 1
+    """Pods: a leader, which clients are sent to, and workers that compute with it."""
     parallelism: Parallelism = Field(default_factory=Parallelism)
 
     RULES: ClassVar[tuple[Rule, ...]] = (
         Rule(
-            lambda i: i.size == 1,
-            "self.size == 1",
-            "instances of several Pods are not yet supported; write 1",
+            lambda i: i.parallelism.devices % i.size == 0,
+            "self.parallelism.tensor * self.parallelism.pipeline * self.parallelism.data % self.size == 0",
+            "the Pods must share tensor × pipeline × data of parallelism evenly;"
+            " write e.g. size 2 with pipeline 2, or size 1",
             at="size",
         ),
     )
@@ -114,4 +116,7 @@ class Scheduling(ApiModel):
     """Where Pods are placed."""
 
     spread_topology_key: ObjectName | None = None
-    """Node label over whose values the Pods of a pool are spread, e.g. kubernetes.io/hostname."""
+    """Node label over whose values a pool's instances are spread, e.g. kubernetes.io/hostname.
+
+    The Pods of one instance are kept together inside one of its values where that is possible.
+    """

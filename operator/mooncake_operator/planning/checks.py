@@ -13,16 +13,18 @@ from mooncake_operator.planning.actions import Finding
 from mooncake_operator.planning.draft import Draft, PoolDraft
 from mooncake_operator.planning.instances import Instance, Phase
 
-CreateCheck = Callable[[Draft, PoolDraft], Finding | None]
+CreateCheck = Callable[[Draft, PoolDraft, str], Finding | None]
 RetireCheck = Callable[[Draft, PoolDraft, Instance], Finding | None]
 
 
-def first_objection(checks: Sequence[CreateCheck], draft: Draft, pool: PoolDraft) -> Finding | None:
-    """The first check that objects to one more instance of the newest revision."""
-    return next((found for check in checks if (found := check(draft, pool)) is not None), None)
+def first_objection(
+    checks: Sequence[CreateCheck], draft: Draft, pool: PoolDraft, revision: str
+) -> Finding | None:
+    """The first check that objects to one more instance of a revision."""
+    return next((found for check in checks if (found := check(draft, pool, revision)) is not None), None)
 
 
-def within_surge(draft: Draft, pool: PoolDraft) -> Finding | None:
+def within_surge(draft: Draft, pool: PoolDraft, revision: str) -> Finding | None:
     """No more than `maxSurge` instances above `replicas`."""
     if pool.places < pool.pool.replicas + pool.pool.max_surge:
         return None
@@ -37,19 +39,19 @@ def within_surge(draft: Draft, pool: PoolDraft) -> Finding | None:
     )
 
 
-def within_gpu_budget(draft: Draft, pool: PoolDraft) -> Finding | None:
+def within_gpu_budget(draft: Draft, pool: PoolDraft, revision: str) -> Finding | None:
     """The cluster's GPUs, those of Pods that are still ending included."""
-    if draft.gpu_room(pool.pool):
+    if draft.gpu_room(pool, revision):
         return None
     return Finding(
         reasons.GPU_BUDGET,
-        f"{pool.pool.name}: an instance takes {pool.pool.gpus} GPUs, {draft.gpus_used} of"
+        f"{pool.pool.name}: an instance takes {pool.gpus_of(revision)} GPUs, {draft.gpus_used} of"
         f" coordination.gpuBudget {draft.cluster.gpu_budget} are in use; raise it,"
         " lower replicas, or allow update.maxUnavailable",
     )
 
 
-def within_skew(draft: Draft, pool: PoolDraft) -> Finding | None:
+def within_skew(draft: Draft, pool: PoolDraft, revision: str) -> Finding | None:
     """No pool is further updated than the slowest by more than `maxSkew`, or by one instance."""
     return skew_objection(draft, pool, pool.updated + 1)
 
@@ -70,7 +72,7 @@ def skew_objection(draft: Draft, pool: PoolDraft, updated: int) -> Finding | Non
     )
 
 
-def join_in_turn(draft: Draft, pool: PoolDraft) -> Finding | None:
+def join_in_turn(draft: Draft, pool: PoolDraft, revision: str) -> Finding | None:
     """A store grows by one node at a time: an empty one draws all writes to itself (Mooncake issue 3688)."""
     working = [i for i in pool.live if i.routable]
     if pool.pool.gated or not pool.pool.join_interval_s or not working:
@@ -88,7 +90,7 @@ def surges(draft: Draft, pool: PoolDraft) -> bool:
     """Whether a new instance can come before an old one goes."""
     if pool.pool.max_surge == 0 or pool.lacks_nodes:
         return False
-    return pool.total > pool.pool.replicas or draft.gpu_room(pool.pool)
+    return pool.total > pool.pool.replicas or draft.gpu_room(pool, pool.pool.revision)
 
 
 def floor(draft: Draft, pool: PoolDraft) -> int:

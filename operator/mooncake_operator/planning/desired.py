@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from mooncake_core.api.coordination import PoolRatio
 from mooncake_core.registry import Role
+from mooncake_operator.planning.names import member_pod
 
 STEMS = {Role.PREFILL: "p", Role.DECODE: "d", Role.STORE: "kv"}
 """What stands between a pool's name and an instance's number."""
@@ -26,7 +27,7 @@ class DesiredPool:
     revision: str
     pairing: str = ""
     size: int = 1
-    """Pods of one instance."""
+    """Pods of one instance of the newest revision."""
     gpus_per_pod: int = 0
     max_surge: int = 1
     max_unavailable: int = 1
@@ -51,7 +52,7 @@ class DesiredPool:
 
     @property
     def gpus(self) -> int:
-        """GPUs of one instance."""
+        """GPUs of one instance of the newest revision."""
         return self.size * self.gpus_per_pod
 
     @property
@@ -74,7 +75,7 @@ class DesiredPool:
 
     def pod(self, instance: str, rank: int) -> str:
         """Name of one of an instance's Pods."""
-        return instance if rank == 0 else f"{instance}-{rank}"
+        return member_pod(instance, rank)
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,6 +26,8 @@ class PoolDraft:
     instances: Sequence[Instance]
     old_revision: str = ""
     """Revision of those that are not to be updated yet; empty = no such is known."""
+    gpus_by_revision: Mapping[str, int] = field(default_factory=dict)
+    """GPUs of one instance, of the revisions that are on record."""
     live: list[Instance] = field(default_factory=list)
     retired: dict[str, str] = field(default_factory=dict)
     """Instance → reason."""
@@ -37,6 +39,10 @@ class PoolDraft:
 
     def __post_init__(self) -> None:
         self.live = [instance for instance in self.instances if instance.live]
+
+    def gpus_of(self, revision: str) -> int:
+        """GPUs that one more instance of a revision takes."""
+        return self.gpus_by_revision.get(revision, self.pool.gpus)
 
     @property
     def total(self) -> int:
@@ -106,7 +112,11 @@ class Draft:
         self.now_s = observed.now_s
         self.pools = {
             pool.name: PoolDraft(
-                pool, instances[pool.name], _old_revision(pool, observed), _now_s=observed.now_s
+                pool,
+                instances[pool.name],
+                _old_revision(pool, observed),
+                _gpus_by_revision(pool, observed),
+                _now_s=observed.now_s,
             )
             for pool in cluster.pools
             if pool.deleted_s is None
@@ -128,15 +138,15 @@ class Draft:
         """Whether some instance is on its way: then waiting may be all that is needed."""
         return any(i.phase not in _SETTLED for i in self._everyone)
 
-    def gpu_room(self, pool: DesiredPool) -> bool:
-        """Whether the budget has room for one more instance."""
-        budget = self.cluster.gpu_budget
-        return budget is None or pool.gpus == 0 or self.gpus_used + pool.gpus <= budget
+    def gpu_room(self, draft: PoolDraft, revision: str) -> bool:
+        """Whether the budget has room for one more instance of a revision."""
+        budget, more = self.cluster.gpu_budget, draft.gpus_of(revision)
+        return budget is None or more == 0 or self.gpus_used + more <= budget
 
     def create(self, draft: PoolDraft, revision: str) -> None:
         """Make one instance."""
         draft.created.append(revision)
-        self.gpus_used += draft.pool.gpus
+        self.gpus_used += draft.gpus_of(revision)
 
     def recall(self, draft: PoolDraft, instance: Instance) -> None:
         """Keep an instance that was draining."""
@@ -189,6 +199,12 @@ class Draft:
 def _keys(counters: Iterable[Counter[str]]) -> Iterable[str]:
     for counter in counters:
         yield from counter
+
+
+def _gpus_by_revision(pool: DesiredPool, observed: Observed) -> dict[str, int]:
+    """The newest as it is wanted, for it may not be on record yet."""
+    own = (r for r in observed.revisions if r.pool == pool.name and r.owner_uid == pool.uid)
+    return {**{r.name: r.gpus for r in own}, pool.revision: pool.gpus}
 
 
 def _old_revision(pool: DesiredPool, observed: Observed) -> str:

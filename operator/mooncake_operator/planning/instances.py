@@ -15,6 +15,7 @@ from mooncake_core.registry import InstanceState, Role
 from mooncake_operator.planning import reasons
 from mooncake_operator.planning.actions import Finding
 from mooncake_operator.planning.desired import DesiredPool
+from mooncake_operator.planning.names import instance_of_pod
 from mooncake_operator.planning.observed import Observed, ObservedPod, Recreation, Registration
 
 LOST_AFTER_S = 300.0
@@ -54,6 +55,9 @@ class Instance:
     pairing: str
     pods: tuple[ObservedPod, ...] = ()
     """By rank."""
+    size: int = 1
+    """Pods that it consists of, by its own revision."""
+    gpus_per_pod: int = 0
     registration: Registration | None = None
     failure: Finding | None = None
     record: Recreation | None = None
@@ -105,12 +109,13 @@ class Instance:
         if self.phase is Phase.LOST:
             return 0
         held = sum(pod.gpus for pod in self.pods)
-        return max(held, self.pool.gpus) if self.phase in (Phase.ABSENT, Phase.STARTING) else held
+        whole = self.size * self.gpus_per_pod
+        return max(held, whole) if self.live else held
 
     def missing_ranks(self) -> list[int]:
         """Ranks that have no Pod."""
         present = {pod.rank for pod in self.pods}
-        return [rank for rank in range(self.pool.size) if rank not in present]
+        return [rank for rank in range(self.size) if rank not in present]
 
 
 def assemble(pool: DesiredPool, observed: Observed) -> list[Instance]:
@@ -124,11 +129,7 @@ def assemble(pool: DesiredPool, observed: Observed) -> list[Instance]:
         _instance(pool, name, sorted(pods, key=lambda pod: pod.rank), records.get(name), observed)
         for name, pods in groups.items()
     ]
-    found += [
-        Instance(name, pool, Phase.ABSENT, record.revision, record.pairing, record=record)
-        for name, record in records.items()
-        if name not in groups
-    ]
+    found += [_absent(pool, record, observed) for name, record in records.items() if name not in groups]
     return sorted(found, key=lambda instance: _ordinal(instance, pool))
 
 
@@ -145,8 +146,14 @@ def foreigners(pool: DesiredPool, observed: Observed) -> list[ObservedPod]:
     return [
         pod
         for pod in observed.pods
-        if not is_own(pool, pod) and (pod.pool == pool.name or pool.ordinal(pod.name) is not None)
+        if not is_own(pool, pod)
+        and (pod.pool == pool.name or pool.ordinal(instance_of_pod(pod.name)) is not None)
     ]
+
+
+def names_taken(observed: Observed) -> set[str]:
+    """Names of instances one of whose Pods would find its name taken."""
+    return {instance_of_pod(pod.name) for pod in observed.pods}
 
 
 def is_lost(pod: ObservedPod, now_s: float) -> bool:
@@ -163,7 +170,7 @@ def _instance(
     pool: DesiredPool, name: str, pods: Sequence[ObservedPod], record: Recreation | None, observed: Observed
 ) -> Instance:
     registration = (observed.registry or {}).get(name)
-    failure = _failure(pool, pods)
+    failure = _failure(pool, pods, observed)
     phase = _phase(pool, pods, failure, record, registration, observed)
     return Instance(
         name=name,
@@ -172,8 +179,25 @@ def _instance(
         revision=pods[0].revision,
         pairing=pods[0].pairing,
         pods=tuple(pods),
+        size=pods[0].size,
+        gpus_per_pod=pods[0].gpus,
         registration=registration,
         failure=failure,
+        record=record,
+    )
+
+
+def _absent(pool: DesiredPool, record: Recreation, observed: Observed) -> Instance:
+    """An instance without Pods, of the size that it had and will have again."""
+    known = observed.revision(pool.name, pool.uid, record.revision)
+    return Instance(
+        record.instance,
+        pool,
+        Phase.ABSENT,
+        record.revision,
+        record.pairing,
+        size=known.size if known is not None else pool.size,
+        gpus_per_pod=known.gpus_per_pod if known is not None else pool.gpus_per_pod,
         record=record,
     )
 
@@ -196,7 +220,7 @@ def _phase(
         return Phase.DRAINING
     if failure is not None or recorded:
         return Phase.FAILED
-    if len(pods) < pool.size or not all(pod.containers_ready for pod in pods):
+    if len(pods) < pods[0].size or not all(pod.containers_ready for pod in pods):
         return Phase.STARTING
     if not pool.gated:
         return Phase.ROUTABLE
@@ -205,12 +229,12 @@ def _phase(
     return Phase.ROUTABLE if gate is not None and gate.status and not drained else Phase.READY
 
 
-def _failure(pool: DesiredPool, pods: Sequence[ObservedPod]) -> Finding | None:
+def _failure(pool: DesiredPool, pods: Sequence[ObservedPod], observed: Observed) -> Finding | None:
     for pod in pods:
         if pod.phase in ("Failed", "Succeeded"):
             how = f"{pod.ending.reason}: {pod.ending.message}" if pod.ending else "no reason was given"
             return Finding(reasons.TERMINAL_POD, f"Pod {pod.name} on {pod.node or 'no node'} ended ({how})")
-    if pool.size == 1:
+    if pods[0].size == 1:
         return None
     for pod in pods:
         if pod.engine_restarts:
@@ -219,10 +243,10 @@ def _failure(pool: DesiredPool, pods: Sequence[ObservedPod]) -> Finding | None:
                 reasons.ENGINE_RESTARTED,
                 f"the engine of Pod {pod.name} on {pod.node or 'no node'} restarted{how}",
             )
-    return _broken_ranks(pool, pods)
+    return _broken_ranks(pods) or _name_taken(pool, pods, observed)
 
 
-def _broken_ranks(pool: DesiredPool, pods: Sequence[ObservedPod]) -> Finding | None:
+def _broken_ranks(pods: Sequence[ObservedPod]) -> Finding | None:
     leader = pods[0]
     if leader.rank != 0:
         return Finding(reasons.RANK_LOST, f"the leading Pod of {leader.instance} is gone")
@@ -231,6 +255,17 @@ def _broken_ranks(pool: DesiredPool, pods: Sequence[ObservedPod]) -> Finding | N
         return Finding(reasons.RANK_LOST, f"Pod {strangers[0]} was started with an earlier leader")
     # The gate opens when all ranks are ready; before that, a missing one is simply made.
     began = leader.gate is not None and leader.gate.reason != reasons.NOT_REGISTERED
-    if began and len(pods) < pool.size:
-        return Finding(reasons.RANK_LOST, f"{leader.instance} has {len(pods)} of {pool.size} Pods left")
+    if began and len(pods) < leader.size:
+        return Finding(reasons.RANK_LOST, f"{leader.instance} has {len(pods)} of {leader.size} Pods left")
     return None
+
+
+def _name_taken(pool: DesiredPool, pods: Sequence[ObservedPod], observed: Observed) -> Finding | None:
+    """A rank that can never be made: then the whole instance goes, and comes back under another number."""
+    if len(pods) == pods[0].size:
+        return None
+    wanted = {pool.pod(pods[0].instance, rank) for rank in range(pods[0].size)}
+    taken = [pod.name for pod in observed.pods if pod.name in wanted and not is_own(pool, pod)]
+    if not taken:
+        return None
+    return Finding(reasons.FOREIGN_POD, f"Pod {taken[0]} is wanted as a rank and belongs to somebody else")

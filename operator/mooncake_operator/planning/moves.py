@@ -86,7 +86,7 @@ def _fill(draft: Draft, pool: PoolDraft) -> None:
         revision = _revision_to_fill(draft, pool)
         if _recalled(draft, pool, revision):
             continue
-        held = checks.first_objection(_REPLACE, draft, pool)
+        held = checks.first_objection(_REPLACE, draft, pool, revision)
         if held is not None:
             pool.blocked = held
             return
@@ -101,7 +101,7 @@ def _revision_to_fill(draft: Draft, pool: PoolDraft) -> str:
     held = (
         (pool.pool.paused and pool.updated < pool.pool.replicas)
         or pool.updated >= pool.pool.updated_target
-        or checks.within_skew(draft, pool) is not None
+        or checks.within_skew(draft, pool, newest) is not None
     )
     return old if held else newest
 
@@ -131,7 +131,7 @@ def _roll(draft: Draft, retire_checks: Sequence[RetireCheck]) -> None:
 def _made_ahead(draft: Draft, pool: PoolDraft) -> bool:
     if pool.updated >= pool.pool.updated_target:
         return False
-    pool.blocked = checks.first_objection(_CREATE, draft, pool)
+    pool.blocked = checks.first_objection(_CREATE, draft, pool, pool.pool.revision)
     if pool.blocked is not None:
         return False
     if not _recalled(draft, pool, pool.pool.revision):

@@ -22,6 +22,8 @@ class Port(IntEnum):
     SIDECAR = 3
     EVENTS = 4
     REPLAY = 5
+    GROUP = 6
+    """Where the workers of an instance meet their leader."""
     SERVING = 0
     ADMIN = 1
     REDIS = 0
@@ -29,6 +31,20 @@ class Port(IntEnum):
     MASTER_HTTP = 1
     NODE_RPC = 0
     NODE_HTTP = 1
+
+
+def member_pod(instance: str, rank: int | str) -> str:
+    """Name of one of an instance's Pods: the leader's is the instance's, the first worker's `<instance>-w1`.
+
+    At most 52 characters: 40 of the pool, the role's letter, 4 digits of the instance and 2 of the rank.
+    """
+    return instance if str(rank) == "0" else f"{instance}-w{rank}"
+
+
+def instance_of_pod(pod: str) -> str:
+    """The instance that a Pod of this name belongs to; for any other name, the name itself."""
+    instance, mark, rank = pod.rpartition("-w")
+    return instance if mark and rank.isdecimal() else pod
 
 
 class Names(Protocol):

@@ -48,6 +48,8 @@ class ObservedPod:
     """The registry's revision: prefill and decode work together only inside one."""
     leader_uid: str = ""
     """Workers only: the leader with which this one was started."""
+    size: int = 1
+    """Pods that its instance consists of, by the revision it was made from."""
     gpus: int = 0
     phase: str = "Pending"
     containers_ready: bool = False
@@ -81,6 +83,14 @@ class Revision:
     number: int
     pairing: str = ""
     owner_uid: str = ""
+    size: int = 1
+    """Pods of one instance."""
+    gpus_per_pod: int = 0
+
+    @property
+    def gpus(self) -> int:
+        """GPUs of one instance."""
+        return self.size * self.gpus_per_pod
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +134,11 @@ class Observed:
     """By instance; None while no scheduler answers, which is no reason to think that anything changed."""
     histories: Mapping[str, PoolHistory] = field(default_factory=dict)
     namespace_terminating: bool = False
+
+    def revision(self, pool: str, owner_uid: str, name: str) -> Revision | None:
+        """A pool's revision, if it is on record."""
+        own = (r for r in self.revisions if (r.pool, r.owner_uid, r.name) == (pool, owner_uid, name))
+        return next(own, None)
 
     def history(self, pool: str) -> PoolHistory:
         """A pool's past, or none."""

@@ -26,7 +26,7 @@ from mooncake_operator.planning.deletion import plan_deletion, plan_leftovers
 from mooncake_operator.planning.desired import DesiredCluster, DesiredPool
 from mooncake_operator.planning.draft import Draft, PoolDraft
 from mooncake_operator.planning.history import last_progress_s
-from mooncake_operator.planning.instances import LOST_AFTER_S, Instance, Phase, assemble
+from mooncake_operator.planning.instances import LOST_AFTER_S, Instance, Phase, assemble, names_taken
 from mooncake_operator.planning.moves import decide
 from mooncake_operator.planning.observed import Observed, Recreation, Revision
 
@@ -109,7 +109,7 @@ def _deadline(cluster: DesiredCluster, outcome: PoolOutcome, observed: Observed)
 
 def _overtaken(draft: PoolDraft, observed: Observed) -> frozenset[str]:
     """Absent instances whose name somebody else has taken meanwhile; another number takes their place."""
-    taken = {pod.name for pod in observed.pods}
+    taken = names_taken(observed)
     return frozenset(i.name for i in draft.instances if i.phase is Phase.ABSENT and i.name in taken)
 
 
@@ -232,7 +232,7 @@ class _PoolPlan:
             yield WaitFor(reasons.BACKING_OFF, instance.name, "not stable for long yet", until_s)
 
     def _creations(self) -> Iterator[Action | WaitFor]:
-        taken = {pod.name for pod in self.observed.pods}
+        taken = names_taken(self.observed)
         taken |= {i.name for i in self.draft.instances if i.name not in self.draft.retired}
         ordinal = 0
         for revision in self.draft.created:

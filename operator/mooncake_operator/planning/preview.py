@@ -180,7 +180,15 @@ def _after(cluster: DesiredCluster, observed: Observed, action: Action) -> Obser
         case RecordRevision():
             pool = cluster.pool(action.pool)
             others = [r for r in observed.revisions if (r.pool, r.name) != (pool.name, action.revision)]
-            kept = Revision(action.revision, pool.name, action.number, pool.pairing, pool.uid)
+            kept = Revision(
+                action.revision,
+                pool.name,
+                action.number,
+                pool.pairing,
+                pool.uid,
+                pool.size,
+                pool.gpus_per_pod,
+            )
             return replace(observed, revisions=(*others, kept))
         case DeleteRevision():
             left = [r for r in observed.revisions if (r.pool, r.name) != (action.pool, action.revision)]
@@ -233,7 +241,8 @@ def _created(cluster: DesiredCluster, observed: Observed, action: CreatePod) -> 
         revision=action.revision,
         pairing=revision.pairing,
         leader_uid=action.leader_uid,
-        gpus=pool.gpus_per_pod,
+        size=revision.size,
+        gpus=revision.gpus_per_pod,
         created_s=observed.now_s,
     )
     return replace(observed, pods=(*observed.pods, pod))

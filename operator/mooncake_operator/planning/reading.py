@@ -9,13 +9,13 @@ from typing import Any
 
 from mooncake_core.registry import InstanceState, Role
 from mooncake_operator.planning import reasons
-from mooncake_operator.planning.manifests.objects import REVISION_LABEL
+from mooncake_operator.planning.manifests.objects import RANK_LABEL, REVISION_LABEL
 from mooncake_operator.planning.manifests.revisions import (
     GPUS,
     LEADER,
     PAIRING_LABEL,
     POOL_KEY,
-    RANK_LABEL,
+    SIZE,
 )
 from mooncake_operator.planning.observed import (
     Gate,
@@ -66,6 +66,7 @@ def observed_pod(pod: Object) -> ObservedPod:
         revision=labels.get(REVISION_LABEL, ""),
         pairing=labels.get(PAIRING_LABEL, ""),
         leader_uid=annotations.get(LEADER, ""),
+        size=_number(annotations.get(SIZE)) or 1,
         gpus=_number(annotations.get(GPUS)),
         phase=status.get("phase", "Pending"),
         containers_ready=_condition(status, "ContainersReady").get("status") == "True",
@@ -86,12 +87,16 @@ def observed_pod(pod: Object) -> ObservedPod:
 def observed_revision(revision: Object) -> Revision:
     """One ControllerRevision."""
     labels = revision["metadata"].get("labels") or {}
+    kept = ((revision.get("data") or {}).get("pod") or {}).get("metadata") or {}
+    annotations = kept.get("annotations") or {}
     return Revision(
         name=labels.get(REVISION_LABEL, ""),
         pool=labels.get(POOL_KEY, ""),
         number=int(revision.get("revision", 0)),
         pairing=labels.get(PAIRING_LABEL, ""),
         owner_uid=controller_uid(revision),
+        size=_number(annotations.get(SIZE)) or 1,
+        gpus_per_pod=_number(annotations.get(GPUS)),
     )
 
 

@@ -8,7 +8,8 @@ from typing import Any
 from mooncake_core.api.status import MAX_INSTANCES_LISTED
 from mooncake_operator.planning.history import next_history
 from mooncake_operator.planning.instances import Instance, Phase
-from mooncake_operator.planning.manifests.revisions import POOL_KEY, RANK_LABEL
+from mooncake_operator.planning.manifests.objects import RANK_LABEL
+from mooncake_operator.planning.manifests.revisions import POOL_KEY
 from mooncake_operator.planning.observed import Observed, Recreation
 from mooncake_operator.planning.plan import PoolOutcome
 

@@ -1,4 +1,7 @@
-"""`python -m mooncake_simulator.engine <vLLM's flags> --profile NAME --time-scale X`."""
+"""`python -m mooncake_simulator.engine <vLLM's flags> --profile NAME --time-scale X`.
+
+With `--nnodes N` it is one of N processes that are one engine: rank 0 serves, the others are `--headless`.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +10,15 @@ import logging
 import os
 import signal
 import sys
+from collections.abc import Coroutine
+from typing import Any
 
 import uvloop
 
 from mooncake_simulator.engine.app import App
 from mooncake_simulator.engine.assembly import build
 from mooncake_simulator.engine.core import Engine
+from mooncake_simulator.engine.group import GroupError, Leader, shape, work
 from mooncake_simulator.engine.http_server import HttpServer
 from mooncake_simulator.engine.options import EngineOptions, OptionsError, parse
 from mooncake_simulator.engine.tokens import codec_for
@@ -30,16 +36,20 @@ async def serve(options: EngineOptions) -> None:
     Raises:
         OSError: an address is in use.
     """
-    stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
+    stop = _told_to_stop()
     try:
         engine = build(options)
     except OptionsError as error:
         sys.exit(f"mooncake_simulator.engine: {error}")
     app = App(engine, codec_for(options.model))
     server = HttpServer(app)
+    leader = Leader(options, engine.die)
+    if options.group.nodes > 1:
+        # vLLM opens its port when the engine is there, too: until then nobody can ask for its health.
+        await _first(leader.gather(), stop.wait())
+        if stop.is_set():
+            await leader.close()
+            return
     await engine.start()
     port = await server.start(options.host, options.port)
     LOG.info("serving %s on http://%s:%d", ", ".join(options.served_model_names), options.host, port)
@@ -48,6 +58,35 @@ async def serve(options: EngineOptions) -> None:
     await asyncio.sleep(_LAST_WORDS_S)
     await server.stop()
     await engine.stop()
+    await leader.close()
+
+
+async def be_worker(options: EngineOptions) -> None:
+    """Compute for a leader until it ends, or this process is told to.
+
+    Raises:
+        GroupError: the leader refuses, or is lost.
+    """
+    stop = _told_to_stop()
+    await _first(work(options.group, shape(options)), stop.wait())
+
+
+def _told_to_stop() -> asyncio.Event:
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    return stop
+
+
+async def _first(*works: Coroutine[Any, Any, object]) -> None:
+    """Wait for the first of these and cancel the others; what went wrong in it is raised."""
+    tasks = [asyncio.create_task(each) for each in works]
+    done, rest = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    for task in rest:
+        task.cancel()
+    await asyncio.gather(*rest, return_exceptions=True)
+    for task in done:
+        task.result()
 
 
 async def _drain(engine: Engine, app: App) -> None:
@@ -75,7 +114,9 @@ def main() -> None:
     if options.unknown_flags:
         LOG.warning("flags without a meaning here: %s", " ".join(options.unknown_flags))
     try:
-        uvloop.run(serve(options))
+        uvloop.run(serve(options) if options.group.rank == 0 else be_worker(options))
+    except GroupError as error:
+        sys.exit(f"mooncake_simulator.engine: {error}")
     except OSError as error:
         sys.exit(f"mooncake_simulator.engine: cannot listen: {error}")
 

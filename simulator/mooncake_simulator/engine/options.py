@@ -53,6 +53,16 @@ class ConnectorOptions:
 
 
 @dataclass(frozen=True, slots=True)
+class GroupOptions:
+    """`--nnodes`, `--node-rank`, `--master-addr`, `--master-port`: this process among those of one engine."""
+
+    nodes: int = 1
+    rank: int = 0
+    host: str = "127.0.0.1"
+    port: int = 29501
+
+
+@dataclass(frozen=True, slots=True)
 class EngineOptions:
     """All that one engine process is told."""
 
@@ -61,6 +71,7 @@ class EngineOptions:
     host: str
     port: int
     profile: Profile
+    """Of the whole engine, all of its processes together."""
     time_scale: float
     block_size: int
     num_gpu_blocks: int
@@ -69,6 +80,9 @@ class EngineOptions:
     max_num_batched_tokens: int
     max_num_queued_reqs: int | None = None
     max_num_queued_tokens: int | None = None
+    group: GroupOptions = GroupOptions()
+    tensor_parallel_size: int = 1
+    pipeline_parallel_size: int = 1
     prompt_tokens_details: bool = False
     shutdown_timeout_s: float = 0.0
     prefix_caching: bool = True
@@ -136,7 +150,15 @@ def _parser() -> argparse.ArgumentParser:
     add("--kv-events-config", type=_json_object, default={}, metavar="JSON")
     add("--kv-transfer-config", type=_json_object, default={}, metavar="JSON")
     add("--shutdown-timeout", type=float, default=0.0, help="wall seconds running requests get on SIGTERM")
-    add("--profile", default="llama3-70b-8xa800", help="hardware and model whose speed is simulated")
+    add("--tensor-parallel-size", type=int, default=1)
+    add("--pipeline-parallel-size", type=int, default=1)
+    add("--nnodes", type=int, default=1, help="processes, one a Pod, that are one engine")
+    add("--node-rank", type=int, default=0, help="0 leads and serves")
+    add("--master-addr", default="127.0.0.1", help="where the workers find rank 0")
+    add("--master-port", type=int, default=29501)
+    add("--distributed-executor-backend", choices=["mp", "uni"])
+    add("--headless", action="store_true", help="be a worker: serve nothing, compute for rank 0")
+    add("--profile", default="llama3-70b-8xa800", help="hardware and model whose speed each Pod has")
     add("--time-scale", type=float, default=1.0, help="model seconds per wall second")
     add("--mean-output-tokens", type=int, default=256, help="mean position of the end token; 0 = never")
     add("--uvicorn-log-level", "--log-level", dest="log_level", default="info")
@@ -158,6 +180,10 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> EngineOptions:
         raise OptionsError(f"--time-scale {flags.time_scale}: must be above 0")
     if flags.block_size < 1:
         raise OptionsError(f"--block-size {flags.block_size}: must be at least 1")
+    group = _group(flags)
+    profile = profile.over(
+        group.nodes, tensor=flags.tensor_parallel_size, pipeline=flags.pipeline_parallel_size
+    )
     blocks = flags.num_gpu_blocks_override or profile.kv_capacity_tokens // flags.block_size + 1
     capacity = (blocks - 1) * flags.block_size
     max_model_len = flags.max_model_len or min(131_072, capacity)
@@ -180,6 +206,9 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> EngineOptions:
         max_num_batched_tokens=flags.max_num_batched_tokens,
         max_num_queued_reqs=flags.max_num_queued_reqs,
         max_num_queued_tokens=flags.max_num_queued_tokens,
+        group=group,
+        tensor_parallel_size=flags.tensor_parallel_size,
+        pipeline_parallel_size=flags.pipeline_parallel_size,
         prompt_tokens_details=flags.enable_prompt_tokens_details,
         shutdown_timeout_s=flags.shutdown_timeout,
         prefix_caching=flags.enable_prefix_caching,
@@ -200,6 +229,20 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> EngineOptions:
         log_level=flags.log_level,
         unknown_flags=tuple(unknown),
     )
+
+
+def _group(flags: argparse.Namespace) -> GroupOptions:
+    nodes, rank = flags.nnodes, flags.node_rank
+    world = flags.tensor_parallel_size * flags.pipeline_parallel_size
+    if min(nodes, world) < 1 or world % nodes:
+        raise OptionsError(
+            f"--nnodes {nodes}: must divide --tensor-parallel-size × --pipeline-parallel-size ({world})"
+        )
+    if not 0 <= rank < nodes:
+        raise OptionsError(f"--node-rank {rank}: must be from 0 to {nodes - 1} (--nnodes {nodes})")
+    if flags.headless != (rank > 0):
+        raise OptionsError(f"--node-rank {rank}: rank 0 serves, all others need --headless")
+    return GroupOptions(nodes, rank, flags.master_addr, flags.master_port)
 
 
 def _events(config: Mapping[str, Any], environ: Mapping[str, str]) -> EventsOptions:

@@ -33,6 +33,12 @@ def free_port_block() -> int:
             return base
 
 
+def group_flags(leader_base: int, rank: int, nodes: int = 2) -> list[str]:
+    """What makes processes one engine of pipeline stages; the leader's port +6 is where they meet."""
+    meet = ["--master-addr", "127.0.0.1", "--master-port", str(leader_base + 6)]
+    return ["--nnodes", str(nodes), "--node-rank", str(rank), *meet, "--pipeline-parallel-size", str(nodes)]
+
+
 def _is_free(port: int) -> bool:
     with socket.socket() as probe:
         try:
@@ -173,6 +179,19 @@ class Simulated:
             "mooncake_simulator.engine", arguments, base, {**ports, **(environ or {})}, f"{base}/health"
         )
 
+    def leader(self, base: int, nodes: int = 3) -> SimulatedProcess:
+        """Start the leader of an engine called `tiny`; it serves when its workers are there."""
+        arguments = ["--model", "tiny", "--host", "127.0.0.1", "--port", str(base), "--block-size", "16"]
+        arguments += [*group_flags(base, 0, nodes), "--time-scale", str(self.time_scale)]
+        return self._start("mooncake_simulator.engine", arguments, base, {})
+
+    def worker(self, leader_base: int, rank: int, *flags: str, nodes: int = 2) -> SimulatedProcess:
+        """Start a worker of an engine called `tiny` whose leader has, or will have, this block of ports."""
+        base = free_port_block()
+        arguments = ["--model", "tiny", "--headless", "--block-size", "16", *flags]
+        arguments += [*group_flags(leader_base, rank, nodes), "--time-scale", str(self.time_scale)]
+        return self._start("mooncake_simulator.engine", arguments, base, {})
+
     def master(self, *flags: str, base: int | None = None) -> SimulatedProcess:
         """Start a store master: rpc on +0, admin on +1."""
         base = base or free_port_block()
@@ -205,7 +224,12 @@ class Simulated:
         return {"MOONCAKE_CONFIG_PATH": str(path)}
 
     def _start(
-        self, module: str, arguments: list[str], base: int, environ: Mapping[str, str], health: str
+        self,
+        module: str,
+        arguments: list[str],
+        base: int,
+        environ: Mapping[str, str],
+        health: str | None = None,
     ) -> SimulatedProcess:
         log = self.folder / f"{base}-{len(self.processes)}.log"
         with log.open("wb") as output:
@@ -217,6 +241,8 @@ class Simulated:
             )
         one = SimulatedProcess(base, process, log, self.http)
         self.processes.append(one)
+        if health is None:
+            return one
         deadline = time.monotonic() + _START_TIMEOUT_S
         while time.monotonic() < deadline and process.poll() is None:
             try:

@@ -73,6 +73,15 @@ def test_a_complaint_names_file_object_field_fault_and_remedy(tmp_path: Path):
             "spec.decodePools[0].instance: instance.size × resources.gpu.count must equal",
         ),
         (
+            pools(instance={"size": 2}),
+            "spec.decodePools[0].instance.size: the Pods must share tensor × pipeline × data of parallelism"
+            " evenly; write e.g. size 2 with pipeline 2",
+        ),
+        (
+            pools(instance={"size": 2, "parallelism": {"tensor": 8}}, resources={"gpu": {"count": 8}}),
+            "spec.decodePools[0].instance: instance.size × resources.gpu.count must equal",
+        ),
+        (
             pools(resources={"memory": 64}),
             "spec.decodePools[0].resources.memory: must be text (got 64: put it",
         ),
@@ -112,6 +121,14 @@ def test_a_complaint_names_file_object_field_fault_and_remedy(tmp_path: Path):
         (
             changed(engine={"type": "Simulated", "args": ["--max-num-seqs=4", "--block_size=16"]}),
             "spec.engine.args[1]: --block-size is set by Mooncake; set engine.blockSize",
+        ),
+        (
+            changed(engine={"type": "Simulated", "args": ["--master_addr=10.0.0.1"]}),
+            "spec.engine.args[0]: --master-addr is set by Mooncake; leave it out",
+        ),
+        (
+            changed(engine={"type": "Simulated", "args": ["-n", "2"]}),
+            "spec.engine.args[0]: --nnodes is set by Mooncake; set instance.size",
         ),
         (
             changed(engine={"type": "Simulated", "args": ["-tp", "8"]}),
@@ -172,7 +189,6 @@ def test_wrong_fields_are_named_with_their_remedy(text, expected):
         (pools(hugepages={"size": "2Mi"}), "spec.decodePools[0].hugepages"),
         (pools(autoscaling={"mode": "SLO"}), "spec.decodePools[0].autoscaling.mode"),
         (pools(autoscaling={"maxReplicas": 3}), "spec.decodePools[0].autoscaling.maxReplicas"),
-        (pools(instance={"size": 2}), "spec.decodePools[0].instance.size"),
         (pools(instance={"parallelism": {"data": 2}}), "spec.decodePools[0].instance.parallelism.data"),
         (
             changed(coordination={"roleConversion": {"mode": "Restart"}}),

@@ -68,7 +68,6 @@ WORKS_TODAY = (
     ("    resources: [{name: rdma/hca_shared_devices_a, count: 1, semantics: Slot}]\n", ""),
     ("    gid: {index: auto, family: IPv4}\n", ""),
     ("    mtu: {path: 4096}\n", ""),
-    ("{size: 2, parallelism: {tensor: 8, pipeline: 2}}", "{size: 1, parallelism: {tensor: 4, pipeline: 2}}"),
     ("    hugepages: {size: 2Mi, perPod: auto}\n", ""),
     ("    hugepages: {size: 1Gi, perPod: auto}\n", ""),
     ("    autoscaling: {mode: SLO, minReplicas: 2, maxReplicas: 12}\n", ""),
@@ -89,11 +88,11 @@ def test_without_what_is_not_there_yet_the_promised_manifest_is_accepted():
         text = text.replace(promised, today)
     (cluster,) = load_manifests(text)
     assert cluster.spec.instances == (4, 8)
-    assert cluster.spec.gpus == 4 * 8 + 8 * 8
+    assert cluster.spec.gpus == 4 * 2 * 8 + 8 * 8
 
 
 def test_more_devices_than_the_budget_are_refused():
-    text = PROMISED.replace("gpuBudget: 128", "gpuBudget: 64")
+    text = PROMISED.replace("gpuBudget: 128", "gpuBudget: 127")
     for promised, today in WORKS_TODAY:
         text = text.replace(promised, today)
     with pytest.raises(ManifestError, match=r"coordination\.gpuBudget: the pools take more GPUs"):

@@ -155,17 +155,17 @@ def test_an_instance_of_two_pods_is_made_leader_first_and_lives_and_dies_as_a_wh
     assert [a.pod for a in of(made, CreatePod)] == ["p-p-0"]
     observed = carry_out(cluster, observed, made)
     (worker,) = of(plan(cluster, observed), CreatePod)
-    assert (worker.pod, worker.rank, worker.leader_uid) == ("p-p-0-1", 1, observed.pods[0].uid)
+    assert (worker.pod, worker.rank, worker.leader_uid) == ("p-p-0-w1", 1, observed.pods[0].uid)
     for _ in range(3):
         observed = settle(carry_out(cluster, observed, plan(cluster, observed)))
     (instance,) = assemble(cluster.pools[0], observed)
     assert instance.routable
-    crashed = put(observed, "p-p-0-1", engine_restarts=1)
+    crashed = put(observed, "p-p-0-w1", engine_restarts=1)
     crashed = carry_out(cluster, crashed, plan(cluster, crashed))
-    assert {a.pod for a in of(plan(cluster, crashed), DeletePod)} == {"p-p-0", "p-p-0-1"}
+    assert {a.pod for a in of(plan(cluster, crashed), DeletePod)} == {"p-p-0", "p-p-0-w1"}
 
 
-@pytest.mark.parametrize("lost", ["p-p-0", "p-p-0-1"])
+@pytest.mark.parametrize("lost", ["p-p-0", "p-p-0-w1"])
 def test_an_instance_that_loses_a_rank_is_recreated_as_a_whole(lost):
     cluster, observed = at_rest(pool(size=2, replicas=1))
     observed = without(observed, lost)

@@ -35,6 +35,19 @@ def test_a_multi_connector_is_its_connectors() -> None:
     [
         (["--profile", "abacus"], {}, "--profile abacus: unknown"),
         (["--time-scale", "0"], {}, "--time-scale 0"),
+        (["--nnodes", "2"], {}, r"--nnodes 2: must divide .* \(1\)"),
+        (["--nnodes", "2", "-tp2"], {}, "--nnodes 2: must divide"),
+        (
+            ["--nnodes", "2", "--tensor-parallel-size", "2", "--node-rank", "2", "--headless"],
+            {},
+            "--node-rank 2: must be from 0 to 1",
+        ),
+        (
+            ["--nnodes", "2", "--tensor-parallel-size", "2", "--node-rank", "1"],
+            {},
+            "--node-rank 1: rank 0 serves, all others need --headless",
+        ),
+        (["--headless"], {}, "--node-rank 0: rank 0 serves"),
         (["--kv-transfer-config", '{"kv_connector":"X"}'], {}, "kv_connector X is not simulated"),
         (["--kv-transfer-config", '{"kv_connector":"NixlConnector"}'], {}, "needs kv_role"),
         ([], {"VLLM_MOONCAKE_BOOTSTRAP_PORT": "x"}, "VLLM_MOONCAKE_BOOTSTRAP_PORT=x: not a port"),

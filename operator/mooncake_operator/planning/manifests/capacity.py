@@ -6,20 +6,24 @@ import re
 from collections.abc import Sequence
 
 from mooncake_core.api.engine import EngineSpec
+from mooncake_core.api.pods import InstanceSpec
 from mooncake_core.profiles import PROFILES
 
 _SIMULATED_MAX_BATCH = 256
 """vLLM's `--max-num-seqs` where it is not given, which the simulated engine keeps."""
 
 
-def kv_capacity_tokens(engine: EngineSpec) -> int:
-    """KV tokens that an engine holds in HBM, by arguments or profile; 0 = only the engine knows."""
+def kv_capacity_tokens(engine: EngineSpec, instance: InstanceSpec) -> int:
+    """KV tokens that an instance holds in HBM, by arguments or profile; 0 = only the engine knows."""
     if blocks := _number(engine.args, "--num-gpu-blocks-override"):
         # One block is vLLM's null block, which holds nothing.
         return max(blocks - 1, 0) * engine.block_size
     if engine.profile is None:
         return 0
-    return PROFILES[engine.profile].kv_capacity_tokens // engine.block_size * engine.block_size
+    whole = PROFILES[engine.profile].over(
+        instance.size, tensor=instance.parallelism.tensor, pipeline=instance.parallelism.pipeline
+    )
+    return whole.kv_capacity_tokens // engine.block_size * engine.block_size
 
 
 def max_batch(engine: EngineSpec) -> int:

@@ -43,7 +43,7 @@ def as_documents(instances: Sequence[Instance]) -> list[object]:
 def _present(plan: Plan, pool: EnginePoolPlan) -> Sequence[Present]:
     if plan.present is not None:
         return plan.present.get(pool.name, ())
-    return [Present(pod, pairing_revision(plan)) for pod in pool.pods()]
+    return [Present(pod, pairing_revision(plan)) for pod in pool.instances()]
 
 
 def _engine(plan: Plan, pool: EnginePoolPlan, there: Present) -> Instance:
@@ -63,7 +63,7 @@ def _engine(plan: Plan, pool: EnginePoolPlan, there: Present) -> Instance:
         connector=engine.connector,
         bootstrap_url=f"http://{host}:{plan.names.port(pod, Port.BOOTSTRAP)}" if bootstraps else "",
         block_size_tokens=engine.block_size,
-        kv_capacity_tokens=kv_capacity_tokens(engine),
+        kv_capacity_tokens=kv_capacity_tokens(engine, pool.spec.instance),
         max_model_len_tokens=max_model_len_tokens(engine),
         max_batch=max_batch(engine),
         fetch="store" if plan.store else "none",

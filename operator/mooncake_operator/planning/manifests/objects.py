@@ -23,7 +23,10 @@ SSD_DIR = "MOONCAKE_SSD_DIR"
 POD_IP = "MOONCAKE_POD_IP"
 REDIS_URL = "MOONCAKE_REDIS_URL"
 
+CLUSTER_LABEL = "mooncake.io/cluster"
+POOL_LABEL = "mooncake.io/pool"
 REVISION_LABEL = "mooncake.io/revision"
+RANK_LABEL = "mooncake.io/rank"
 _STUCK_GRACE_S = 10
 
 UNPRIVILEGED: Mapping[str, Any] = {

@@ -18,7 +18,7 @@ from mooncake_core.api import (
 from mooncake_core.api.base import ApiModel
 from mooncake_core.api.metadata import ClusterReference, ObjectMeta
 from mooncake_core.registry import EngineKind, Role
-from mooncake_operator.planning.names import Names, TemplateNames
+from mooncake_operator.planning.names import Names, TemplateNames, member_pod
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,10 +48,15 @@ class EnginePoolPlan:
     role: Role
     spec: EnginePoolSpec
 
-    def pods(self) -> list[str]:
-        """Names of its Pods, one an instance."""
+    def instances(self) -> list[str]:
+        """Names of its instances, and of their leading Pods."""
         letter = "p" if self.role is Role.PREFILL else "d"
         return [f"{self.name}-{letter}-{ordinal}" for ordinal in range(self.spec.replicas)]
+
+    def pods(self) -> list[str]:
+        """Names of all its Pods, each instance's leader before its workers."""
+        ranks = range(self.spec.instance.size)
+        return [member_pod(instance, rank) for instance in self.instances() for rank in ranks]
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,10 +23,10 @@ def a_pod(
     *,
     subdomain: str,
     grace_s: int = 30,
-    scheduling: Scheduling | None = None,
+    placement: Mapping[str, Any] | None = None,
     template: PodTemplate | None = None,
 ) -> Object:
-    """A Pod that other Pods find as `<name>.<subdomain>`."""
+    """A Pod that other Pods find as `<name>.<subdomain>`; `placement`: fields of where it may run."""
     spec: Object = {
         "hostname": name,
         "subdomain": subdomain,
@@ -41,17 +41,8 @@ def a_pod(
         # How a container ended is read from its status, when its logs may be gone.
         "containers": [{"terminationMessagePolicy": "FallbackToLogsOnError", **c} for c in containers],
         "volumes": list(volumes),
+        **(placement or {}),
     }
-    if scheduling is not None and scheduling.spread_topology_key is not None:
-        selector = {key: own_labels[key] for key in ("mooncake.io/cluster", "mooncake.io/pool")}
-        spec["topologySpreadConstraints"] = [
-            {
-                "maxSkew": 1,
-                "topologyKey": scheduling.spread_topology_key,
-                "whenUnsatisfiable": "ScheduleAnyway",
-                "labelSelector": {"matchLabels": selector},
-            }
-        ]
     return merge_template(an_object(plan, "v1", "Pod", name, own_labels, spec=spec), template)
 
 
@@ -61,9 +52,22 @@ def with_revision(pod: Object, revision: str) -> Object:
     return {**pod, "metadata": {**metadata, "labels": {**metadata["labels"], REVISION_LABEL: revision}}}
 
 
-def revision_of(template_pod: Object) -> str:
-    """Short stable hash of a Pod that was rendered with nobody's names: replicas and ports are not in it."""
-    return digest(template_pod)
+def spread(scheduling: Scheduling, own_labels: Mapping[str, str], *keys: str) -> Object:
+    """Spreads Pods over the domains of a node label, counting those that have the same values of `keys`."""
+    if scheduling.spread_topology_key is None:
+        return {}
+    constraint = {
+        "maxSkew": 1,
+        "topologyKey": scheduling.spread_topology_key,
+        "whenUnsatisfiable": "ScheduleAnyway",
+        "labelSelector": {"matchLabels": {key: own_labels[key] for key in keys}},
+    }
+    return {"topologySpreadConstraints": [constraint]}
+
+
+def revision_of(*template_pods: Object) -> str:
+    """Short stable hash of Pods that were rendered with nobody's names: replicas and ports are not in it."""
+    return digest(template_pods if len(template_pods) > 1 else template_pods[0])
 
 
 def container_resources(resources: Resources) -> Object:

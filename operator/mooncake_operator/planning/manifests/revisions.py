@@ -13,7 +13,8 @@ from mooncake_operator.planning import reasons
 from mooncake_operator.planning.actions import CreatePod
 from mooncake_operator.planning.desired import DesiredPool
 from mooncake_operator.planning.manifests.engine import engine_pod
-from mooncake_operator.planning.manifests.objects import REVISION_LABEL, Object, labels
+from mooncake_operator.planning.manifests.groups import Member
+from mooncake_operator.planning.manifests.objects import RANK_LABEL, REVISION_LABEL, Object, labels
 from mooncake_operator.planning.manifests.plan import EnginePoolPlan, Plan
 from mooncake_operator.planning.manifests.pods import with_revision
 from mooncake_operator.planning.manifests.redis import redis_pod
@@ -21,31 +22,37 @@ from mooncake_operator.planning.manifests.store import master_pod, node_pod
 
 PLACEHOLDER = "__instance__"
 """Stands for the instance's name in a kept Pod."""
+RANK_PLACEHOLDER = "__rank__"
+"""Stands for a worker's number in a kept Pod."""
 POOL_KEY = "mooncake.io/planned-as"
 """Label: the pool as planning calls it; a store's masters and its nodes are two."""
-RANK_LABEL = "mooncake.io/rank"
 PAIRING_LABEL = "mooncake.io/pairing"
 GPUS = "mooncake.io/gpus"
 """Annotation: GPUs that the Pod holds, whatever their resource is called."""
+SIZE = "mooncake.io/instance-size"
+"""Annotation: Pods that the instance consists of, which a later revision may want otherwise."""
 LEADER = "mooncake.io/leader-uid"
 """Annotation of workers."""
 
 
-def kept_pod(plan: Plan, pool: DesiredPool) -> Object:
-    """The Pod of a pool's newest revision, with the placeholder for its name.
+def kept_pods(plan: Plan, pool: DesiredPool) -> dict[str, Object]:
+    """The Pods of a pool's newest revision by what they are, with placeholders for names and ranks.
+
+    Returns:
+        `pod`, which is the leader's, and `worker`, where an instance has any.
 
     Raises:
         KeyError: the plan has no such pool.
     """
-    pod = with_revision(_rendered(plan, pool.name), pool.revision)
-    metadata = pod["metadata"]
-    extra = {POOL_KEY: pool.name, RANK_LABEL: "0"}
-    annotations = {**metadata.get("annotations", {}), GPUS: str(pool.gpus_per_pod)}
-    metadata = {**metadata, "labels": {**metadata["labels"], **extra}, "annotations": annotations}
-    if not pool.gated:
-        return {**pod, "metadata": metadata}
-    gates = [*pod["spec"].get("readinessGates", []), {"conditionType": reasons.GATE}]
-    return {**pod, "metadata": metadata, "spec": {**pod["spec"], "readinessGates": gates}}
+    leader = _kept(_rendered(plan, pool.name), pool, "0")
+    if pool.gated:
+        # The schedulers know the leader only.
+        gates = [*leader["spec"].get("readinessGates", []), {"conditionType": reasons.GATE}]
+        leader = {**leader, "spec": {**leader["spec"], "readinessGates": gates}}
+    if pool.size == 1:
+        return {"pod": leader}
+    worker = engine_pod(plan, _engine_pool(plan, pool.name), Member(PLACEHOLDER, RANK_PLACEHOLDER))
+    return {"pod": leader, "worker": _kept(worker, pool, RANK_PLACEHOLDER)}
 
 
 def revision_name(pool: str, revision: str) -> str:
@@ -76,7 +83,7 @@ def controller_revision(plan: Plan, pool: DesiredPool, number: int, owner: Mappi
             "ownerReferences": [dict(owner)],
         },
         "revision": number,
-        "data": {"pod": kept_pod(plan, pool)},
+        "data": kept_pods(plan, pool),
     }
 
 
@@ -88,16 +95,12 @@ def pod_of(revision: Mapping[str, Any], action: CreatePod, owner: Mapping[str, A
         action: the action.
         owner: made by `owner_reference`.
     """
-    pod: Object = _filled(revision["data"]["pod"], action.instance)
+    kept = revision["data"]["worker" if action.rank else "pod"]
+    pod: Object = _filled(kept, {PLACEHOLDER: action.instance, RANK_PLACEHOLDER: str(action.rank)})
     metadata = pod["metadata"]
-    metadata["name"] = action.pod
     metadata["ownerReferences"] = [dict(owner)]
     if action.rank:
-        metadata["labels"][RANK_LABEL] = str(action.rank)
         metadata["annotations"][LEADER] = action.leader_uid
-        pod["spec"]["hostname"] = action.pod
-        # The schedulers know the leader only.
-        pod["spec"].pop("readinessGates", None)
     return pod
 
 
@@ -113,6 +116,17 @@ def owner_reference(owner: Mapping[str, Any]) -> Object:
     }
 
 
+def _kept(rendered: Object, pool: DesiredPool, rank: str) -> Object:
+    """A rendered Pod with what its life is read from."""
+    pod = with_revision(rendered, pool.revision)
+    metadata = pod["metadata"]
+    extra = {POOL_KEY: pool.name, RANK_LABEL: rank}
+    counts = {GPUS: str(pool.gpus_per_pod), SIZE: str(pool.size)}
+    annotations = {**metadata.get("annotations", {}), **counts}
+    metadata = {**metadata, "labels": {**metadata["labels"], **extra}, "annotations": annotations}
+    return {**pod, "metadata": metadata}
+
+
 def _rendered(plan: Plan, pool: str) -> Object:
     if plan.manages_redis and pool == plan.redis_name:
         return redis_pod(plan, PLACEHOLDER)
@@ -120,7 +134,7 @@ def _rendered(plan: Plan, pool: str) -> Object:
         return node_pod(plan, plan.store, PLACEHOLDER)
     if plan.store is not None and pool == plan.store.master_service:
         return master_pod(plan, plan.store, PLACEHOLDER)
-    return engine_pod(plan, _engine_pool(plan, pool), PLACEHOLDER)
+    return engine_pod(plan, _engine_pool(plan, pool), Member(PLACEHOLDER))
 
 
 def _engine_pool(plan: Plan, name: str) -> EnginePoolPlan:
@@ -130,12 +144,14 @@ def _engine_pool(plan: Plan, name: str) -> EnginePoolPlan:
     raise KeyError(name)
 
 
-def _filled(value: Any, instance: str) -> Any:
-    """A deep copy with the instance's name in its places."""
+def _filled(value: Any, words: Mapping[str, str]) -> Any:
+    """A deep copy with words in the places of their placeholders."""
     if isinstance(value, str):
-        return value.replace(PLACEHOLDER, instance)
+        for placeholder, word in words.items():
+            value = value.replace(placeholder, word)
+        return value
     if isinstance(value, Mapping):
-        return {key: _filled(inner, instance) for key, inner in value.items()}
+        return {key: _filled(inner, words) for key, inner in value.items()}
     if isinstance(value, list):
-        return [_filled(inner, instance) for inner in value]
+        return [_filled(inner, words) for inner in value]
     return value

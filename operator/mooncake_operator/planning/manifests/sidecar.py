@@ -107,7 +107,7 @@ def sidecar_config(plan: Plan, pool: EnginePoolPlan, pod: str, pairing: str) -> 
         store_url=master_url(plan) if plan.store else "",
         pipeline_stages=pool.spec.instance.parallelism.pipeline,
         block_size_tokens=engine.block_size,
-        kv_capacity_tokens=kv_capacity_tokens(engine),
+        kv_capacity_tokens=kv_capacity_tokens(engine, pool.spec.instance),
         max_batch=max_batch(engine),
         time_scale=engine.time_scale,
         drain_timeout_s=pool.spec.drain.timeout_seconds,

@@ -8,7 +8,9 @@ from __future__ import annotations
 from mooncake_core.api.scalars import quantity_bytes
 from mooncake_core.profiles import PROFILES
 from mooncake_operator.planning.manifests.objects import (
+    CLUSTER_LABEL,
     POD_IP,
+    POOL_LABEL,
     SSD_DIR,
     UNPRIVILEGED,
     Object,
@@ -21,7 +23,13 @@ from mooncake_operator.planning.manifests.objects import (
     reference,
 )
 from mooncake_operator.planning.manifests.plan import Plan, StorePlan
-from mooncake_operator.planning.manifests.pods import a_pod, container_resources, revision_of, with_revision
+from mooncake_operator.planning.manifests.pods import (
+    a_pod,
+    container_resources,
+    revision_of,
+    spread,
+    with_revision,
+)
 from mooncake_operator.planning.manifests.transfer import master_address
 from mooncake_operator.planning.names import Port
 
@@ -123,7 +131,7 @@ def node_pod(plan: Plan, store: StorePlan, pod: str) -> Object:
         [container],
         volumes,
         subdomain=store.name,
-        scheduling=store.spec.scheduling,
+        placement=spread(store.spec.scheduling, own, CLUSTER_LABEL, POOL_LABEL),
         template=store.spec.pod_template,
     )
 
