@@ -36,8 +36,9 @@ def _engine_pool(draw: st.DrawFn, name: str) -> Manifest:
     pool: Manifest = {"name": name, "replicas": draw(st.integers(1, 4))}
     if draw(st.booleans()):
         tensor, pipeline = draw(st.integers(1, 8)), draw(st.integers(1, 2))
-        pool["instance"] = {"parallelism": {"tensor": tensor, "pipeline": pipeline}}
-        pool["resources"] = {"gpu": {"count": tensor * pipeline}, "sharedMemory": "8Gi"}
+        size = draw(st.sampled_from([n for n in (1, 2, 3, 4) if tensor * pipeline % n == 0]))
+        pool["instance"] = {"size": size, "parallelism": {"tensor": tensor, "pipeline": pipeline}}
+        pool["resources"] = {"gpu": {"count": tensor * pipeline // size}, "sharedMemory": "8Gi"}
     if draw(st.booleans()):
         pool["drain"] = {"timeoutSeconds": draw(st.integers(1, 900))}
     if draw(st.booleans()):

@@ -38,7 +38,7 @@ class Planner(RuleBasedStateMachine):
     @initialize(
         prefill=st.integers(1, 5),
         decode=st.integers(1, 5),
-        size=st.sampled_from([1, 1, 2]),
+        size=st.integers(1, 4),
         surge=st.integers(0, 2),
         unavailable=st.integers(1, 2),
         skew=st.sampled_from([0.0, 0.25, 0.5, 1.0]),
@@ -48,7 +48,6 @@ class Planner(RuleBasedStateMachine):
         self.edits = count(1)
         self.serial = count()
         self.spare = spare
-        self.size = size
 
         def pool(name, role, replicas):
             return DesiredPool(
@@ -102,10 +101,15 @@ class Planner(RuleBasedStateMachine):
         self.desired_before = self.cluster
         self.change(name, revision=f"{self.cluster.pool(name).pairing}-{next(self.edits)}")
 
+    @rule(name=POOLS, size=st.integers(1, 4))
+    def user_changes_how_many_pods_an_instance_has(self, name, size):
+        self.desired_before = self.cluster
+        self.change(name, size=size, revision=f"{self.cluster.pool(name).pairing}-{next(self.edits)}")
+
     @rule()
     def user_undoes(self):
         for pool in self.desired_before.pools:
-            self.change(pool.name, revision=pool.revision, pairing=pool.pairing)
+            self.change(pool.name, revision=pool.revision, pairing=pool.pairing, size=pool.size)
 
     @rule(name=POOLS, paused=st.booleans())
     def user_pauses(self, name, paused):
@@ -188,12 +192,13 @@ class Planner(RuleBasedStateMachine):
             if pod.node == f"node-{node}" and pod.deleted_s is None:
                 self.put(pod.uid, containers_ready=False, deleted_s=self.observed.now_s)
 
-    @rule(name=POOLS, ordinal=st.integers(0, 7), labelled=st.booleans())
-    def foreign_pod_takes_a_name(self, name, ordinal, labelled):
-        instance = self.cluster.pool(name).instance(ordinal)
-        assume(all(pod.name != instance for pod in self.observed.pods))
+    @rule(name=POOLS, ordinal=st.integers(0, 7), rank=st.integers(0, 3), labelled=st.booleans())
+    def foreign_pod_takes_a_name(self, name, ordinal, rank, labelled):
+        pool = self.cluster.pool(name)
+        pod = pool.pod(pool.instance(ordinal), rank)
+        assume(all(other.name != pod for other in self.observed.pods))
         foreign = ObservedPod(
-            instance, f"foreign-{next(self.serial)}", "", name if labelled else "", instance, phase="Running"
+            pod, f"foreign-{next(self.serial)}", "", name if labelled else "", pod, phase="Running"
         )
         self.observed = replace(self.observed, pods=(*self.observed.pods, foreign))
 
@@ -367,7 +372,11 @@ class Planner(RuleBasedStateMachine):
             instances = [i for i in assemble(pool, observed) if i.live]
             assert sum(i.routable for i in instances) == len(instances) == pool.replicas
             assert sum(i.updated for i in instances) >= pool.updated_target
-            assert all(len(i.pods) == pool.size for i in instances)
+            assert all(len(i.pods) == i.size for i in instances)
+            assert all(i.size == pool.size for i in instances if i.updated)
+            for instance in instances:
+                assert [pod.rank for pod in instance.pods] == list(range(instance.size))
+                assert {pod.leader_uid for pod in instance.pods[1:]} <= {instance.pods[0].uid}
         foreign = [pod for pod in self.observed.pods if not pod.owner_uid]
         assert all(pod in observed.pods or pod.deleted_s is None for pod in foreign)
         assert not plan(self.cluster, observed).actions

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-from mooncake_operator.planning.manifests.objects import Object, service
+from mooncake_operator.planning.manifests.objects import (
+    CLUSTER_LABEL,
+    POOL_LABEL,
+    RANK_LABEL,
+    Object,
+    service,
+)
 from mooncake_operator.planning.manifests.plan import Plan
 from mooncake_operator.planning.names import Port
 
@@ -11,7 +17,10 @@ HTTP_PORT = 80
 
 def services(plan: Plan) -> list[Object]:
     """All Services of a cluster but Redis' own."""
-    found = [_endpoint(plan), *(_pool(plan, pool.name, pool.pods()[0]) for pool in plan.engine_pools)]
+    found = [_endpoint(plan)]
+    for pool in plan.engine_pools:
+        # Workers serve nothing and nobody looks for them: they look for their leader.
+        found.append(_pool(plan, pool.name, pool.pods()[0], **{RANK_LABEL: "0"}))
     if plan.store is not None:
         found += [_pool(plan, plan.store.name, plan.store.nodes()[0]), _master(plan)]
     return found
@@ -24,8 +33,8 @@ def _endpoint(plan: Plan) -> Object:
     return service(plan, plan.scheduler_name, "scheduler", selector, ports)
 
 
-def _pool(plan: Plan, name: str, first_pod: str) -> Object:
-    selector = {"mooncake.io/cluster": plan.name, "mooncake.io/pool": name}
+def _pool(plan: Plan, name: str, first_pod: str, **more: str) -> Object:
+    selector = {CLUSTER_LABEL: plan.name, POOL_LABEL: name, **more}
     port = plan.names.port(first_pod, Port.ENGINE)
     return service(plan, name, "pool", selector, [("http", port, "http")], headless=True)
 
