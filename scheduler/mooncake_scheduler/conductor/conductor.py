@@ -11,7 +11,7 @@ from mooncake_core.config.scheduler import AdmissionMode
 from mooncake_core.ledger import Limits, RefusalReason, Reservation
 from mooncake_scheduler.conductor.admission import Admission
 from mooncake_scheduler.conductor.cost import CostFitting, CostModels
-from mooncake_scheduler.conductor.fairness import LEAST_TENANT_SHARE, FairShare, priority_share, tenant_share
+from mooncake_scheduler.conductor.fairness import LEAST_BESIDE_WANTING, FairShare, priority_share
 from mooncake_scheduler.conductor.model import (
     Ask,
     Chance,
@@ -92,15 +92,15 @@ class Conductor:
         share = 1.0 if ask.priority >= floor else priority_share(ask.priority, floor)
         judge = self.admission.judge
         # Nobody is kept from this much, so that tenants are weighed against each other only near the limit.
-        if judge(ask, placement, world, share * LEAST_TENANT_SHARE) is None:
+        if judge(ask, placement, world, share * LEAST_BESIDE_WANTING) is None:
             return None
         refused = judge(ask, placement, world, share)
         if refused is not None:
             return refused
-        excess = self.fair_share.excess(ask.tenant, world.now_s)
-        if excess == 0:
+        part = self.fair_share.part(ask.tenant, world.now_s)
+        if part == 1.0:
             return None
-        refused = judge(ask, placement, world, share * tenant_share(excess))
+        refused = judge(ask, placement, world, share * part)
         return None if refused is None else replace(refused, reason=RefusalReason.TENANT_QUOTA)
 
     def explain(self, ask: Ask, world: World, placement: Placement) -> Placement:
@@ -157,6 +157,10 @@ class Conductor:
     def observe_admitted(self, ask: Ask, now_s: float) -> None:
         """A request was reserved: its tokens count towards its tenant's share."""
         self.fair_share.charge(ask.tenant, ask.prompt_tokens + ask.output_tokens, now_s)
+
+    def observe_refused(self, ask: Ask, now_s: float) -> None:
+        """A request was refused: its tenant wants more than it gets."""
+        self.fair_share.refuse(ask.tenant, now_s)
 
     def observe_prefill(self, instance_class: str, tokens: int, cached: int, seconds: float) -> None:
         """A prefill took so long to compute; waiting and transfer left out.

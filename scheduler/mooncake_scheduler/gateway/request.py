@@ -186,6 +186,8 @@ class Request:
         decision.refused = answer.refused.reason
         decision.placement = answer.refused.placement
         decision.world = answer.world
+        if answer.world is not None:
+            self._services.placer.conductor.observe_refused(self._job.ask, answer.world.now_s)
 
     async def _refuse_after_prefill(self, answer: ErrorAnswer, attempt: Attempt, staged: Staged) -> None:
         """Decode has no room: the client hears so at once, then the KV staged for it is freed."""
