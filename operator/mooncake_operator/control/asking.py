@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from mooncake_operator.control.schedulers import Schedulers, View
+from mooncake_operator.control.schedulers import Schedulers, View, is_ready
 from mooncake_operator.control.stores import Stores
 from mooncake_operator.kube.resources import Object, is_terminating
 from mooncake_operator.planning import reasons
@@ -63,11 +63,11 @@ class Inquiry:
         answers = Answers(view, view.silence if silent else "", view.degraded if degraded else ())
         if self._measured_s is not None and 0 <= now_s - self._measured_s < _EVERY_S:
             return answers
-        self._measured_s = now_s
         # Whoever has just been silent would only cost another timeout.
         statistics = [] if view.silence else await self._schedulers.statistics(pods, token)
-        masters = [pod for pod in pods if _role(pod) == "store-master" and not is_terminating(pod)]
-        store = await self._stores.level(masters)
+        store = await self._stores.level(pod for pod in pods if _is_ready_master(pod))
+        # While there is nobody to ask, asking costs nothing, and an answer is waited for.
+        self._measured_s = now_s if statistics or view.silence else None
         return replace(answers, measured=True, statistics=statistics, store=store)
 
 
@@ -87,5 +87,6 @@ class _Patience:
         return told or now_s - self._since_s >= _PATIENCE_S
 
 
-def _role(pod: Object) -> str:
-    return str((pod["metadata"].get("labels") or {}).get("mooncake.io/role", ""))
+def _is_ready_master(pod: Object) -> bool:
+    role = (pod["metadata"].get("labels") or {}).get("mooncake.io/role")
+    return role == "store-master" and is_ready(pod) and not is_terminating(pod)

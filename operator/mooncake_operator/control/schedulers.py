@@ -123,7 +123,7 @@ class Schedulers:
 
 def addresses(pods: Iterable[Object]) -> list[str]:
     """Addresses of ready schedulers, in a fixed order."""
-    return [str(pod["status"]["podIP"]) for pod in _schedulers(pods) if _is_ready(pod)]
+    return [str(pod["status"]["podIP"]) for pod in _schedulers(pods) if is_ready(pod)]
 
 
 def _running(pods: Iterable[Object]) -> list[str]:
@@ -131,7 +131,7 @@ def _running(pods: Iterable[Object]) -> list[str]:
 
     A scheduler that has no decode instance is not ready, and yet it is what says that the last one is empty.
     """
-    found = sorted(_schedulers(pods), key=lambda pod: not _is_ready(pod))
+    found = sorted(_schedulers(pods), key=lambda pod: not is_ready(pod))
     return [str(pod["status"]["podIP"]) for pod in found if pod["status"].get("phase") == "Running"]
 
 
@@ -146,6 +146,7 @@ def _schedulers(pods: Iterable[Object]) -> list[Object]:
     return sorted(found, key=name_of)
 
 
-def _is_ready(pod: Object) -> bool:
-    conditions = pod["status"].get("conditions") or ()
+def is_ready(pod: Object) -> bool:
+    """Whether a Pod is ready, as its kubelet says."""
+    conditions = (pod.get("status") or {}).get("conditions") or ()
     return any(c["type"] == "Ready" and c["status"] == "True" for c in conditions)

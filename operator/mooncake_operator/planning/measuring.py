@@ -1,8 +1,8 @@
 """When a new measurement is worth a write: numbers move all the time, statuses must not.
 
 The last measurement stands in the status with its time, so that this holds over restarts of the operator. A
-new one replaces it when it reads differently, and the last one has stood for a while. So an idle cluster
-writes nothing, a busy one at a bounded rate.
+new one replaces it when it reads differently and the last one has stood for a while, or its condition turns.
+So an idle cluster writes nothing, a busy one at a bounded rate.
 """
 
 from __future__ import annotations
@@ -55,7 +55,10 @@ def settled_measurement(
     new = {name: value for name, value in made.fields.items() if value is not None}
     unchanged = same(new) == same(old) and made.verdict == old_verdict
     measured_s = seconds(status.get(MEASURED_TIME))
-    if unchanged or (measured_s and measured_s <= now_s < measured_s + every_s):
+    # That a condition turns is never held back: what turns it has to see to it that it does so seldom.
+    turned = _status_word(made.verdict) != _status_word(old_verdict)
+    stands = measured_s and measured_s <= now_s < measured_s + every_s and not _is_unknown(old_verdict)
+    if unchanged or (stands and not turned):
         return _with_time(old, status.get(MEASURED_TIME)), old_verdict or made.verdict
     return _with_time(new, timestamp(now_s)), made.verdict
 
@@ -70,6 +73,10 @@ def _verdict(status: Mapping[str, Any], condition: str) -> Verdict | None:
             holds = {"True": True, "False": False}.get(found["status"])
             return Verdict(condition, holds, found["reason"], found.get("message", ""))
     return None
+
+
+def _is_unknown(verdict: Verdict | None) -> bool:
+    return verdict is not None and verdict.holds is None
 
 
 def _status_word(verdict: Verdict | None) -> str | None:

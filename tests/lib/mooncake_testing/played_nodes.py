@@ -13,6 +13,7 @@ from aiohttp import web
 from mooncake_operator.kube.client import Client
 from mooncake_operator.kube.errors import NotFoundError
 from mooncake_operator.kube.resources import POD, Object, is_terminating, name_of, uid_of
+from mooncake_scheduler.recent import WINDOWS_S, Recent
 
 TOKEN_HEADER = "Authorization"
 
@@ -27,11 +28,16 @@ class PlayedScheduler:
     instances: dict[str, dict[str, Any]] = field(default_factory=dict)
     calls: list[str] = field(default_factory=list)
     tokens: set[str] = field(default_factory=set)
+    lately: dict[str, Recent] = field(default_factory=lambda: {"ttft": Recent(), "tbt": Recent()})
+    """What it has measured, at times of `now_s`."""
+    now_s: float = 1_000_000.0
+    """Its clock."""
 
     @contextlib.asynccontextmanager
     async def serve(self) -> AsyncIterator[PlayedScheduler]:
         app = web.Application()
         app.router.add_get("/instances", self._list)
+        app.router.add_get("/stats", self._stats)
         app.router.add_post("/instances/{id}/drain", self._drain)
         app.router.add_delete("/instances/{id}/drain", self._undrain)
         runner = web.AppRunner(app)
@@ -62,6 +68,21 @@ class PlayedScheduler:
         ]
         degraded = ["the registry is away"] if self.degraded else []
         return web.json_response({"instances": views, "degraded": degraded})
+
+    def serves(self, requests: int, *, ttft_s: float, tbt_s: float) -> None:
+        """Measure requests against targets of 30 s and 100 ms."""
+        for _ in range(requests):
+            self.lately["ttft"].observe(self.now_s, ttft_s, 30.0)
+            self.lately["tbt"].observe(self.now_s, tbt_s, 0.1)
+
+    async def _stats(self, request: web.Request) -> web.Response:
+        if self.away:
+            raise web.HTTPServiceUnavailable
+        recent = {
+            str(seconds): {name: each.window(self.now_s, seconds) for name, each in self.lately.items()}
+            for seconds in WINDOWS_S
+        }
+        return web.json_response({"recent": recent})
 
     async def _drain(self, request: web.Request) -> web.Response:
         return self._mark(request, "draining")
@@ -157,24 +178,38 @@ class PlayedNodes:
         else:
             await self.set_status(name, trouble)
 
+    async def bind(self, name: str) -> None:
+        """Give a Pod its node, and no more."""
+        binding = {
+            "apiVersion": "v1",
+            "kind": "Binding",
+            "metadata": {"name": name},
+            "target": {"apiVersion": "v1", "kind": "Node", "name": "node-0"},
+        }
+        await self._client._call("POST", POD, POD.path(self._namespace, name, "binding"), body=binding)
+
     async def _run(self, name: str, pod: Object) -> None:
         if not pod["spec"].get("nodeName"):
-            binding = {
-                "apiVersion": "v1",
-                "kind": "Binding",
-                "metadata": {"name": name},
-                "target": {"apiVersion": "v1", "kind": "Node", "name": "node-0"},
-            }
-            await self._client._call("POST", POD, POD.path(self._namespace, name, "binding"), body=binding)
+            await self.bind(name)
         stamp = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         conditions = [
             {"type": kind, "status": "True", "lastTransitionTime": stamp}
             for kind in ("PodScheduled", "Initialized", "ContainersReady", "Ready")
         ]
+        running = {
+            "imageID": "",
+            "ready": True,
+            "restartCount": 0,
+            "state": {"running": {"startedAt": stamp}},
+        }
         await self.set_status(
             name,
             {
                 "phase": "Running",
+                "containerStatuses": [
+                    {"name": container["name"], "image": container["image"], **running}
+                    for container in pod["spec"]["containers"]
+                ],
                 "podIP": "127.0.0.1",
                 "podIPs": [{"ip": "127.0.0.1"}],
                 "conditions": conditions,

@@ -13,6 +13,7 @@ import yaml
 from mooncake_operator.control.cluster import ClusterReconciler
 from mooncake_operator.control.contract import Key, Result
 from mooncake_operator.control.schedulers import Schedulers
+from mooncake_operator.control.stores import Stores
 from mooncake_operator.kube.client import Client
 from mooncake_operator.kube.errors import NotFoundError
 from mooncake_operator.kube.resources import BY_KIND, DECODE_POOL, DEPLOYMENT, Object, is_terminating, uid_of
@@ -36,6 +37,8 @@ class PlayedWorld:
         self.cluster = cluster
         self.passed_s = 0.0
         """How far the operator's clock is ahead: waiting without waiting."""
+        self.store_port = 1
+        """Where the store's master answers; nobody does unless a test starts one."""
         self.nodes = PlayedNodes(client, namespace, scheduler)
         self.writes: list[tuple[str, str]] = []
         self.forgetful = False
@@ -51,6 +54,7 @@ class PlayedWorld:
             Settings(),
             Metrics(),
             schedulers=schedulers,
+            stores=Stores(port=self.store_port),
             clock=lambda: time.time() + self.passed_s,
         )
 
