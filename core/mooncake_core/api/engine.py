@@ -119,13 +119,14 @@ class EngineSpec(ApiModel):
         ),
     )
 
-    SERVER_RULES: ClassVar[tuple[Rule, ...]] = (
+    SERVER_RULES: ClassVar[tuple[Rule, ...]] = tuple(
         server_rule(
-            f"!self.args.exists(a, a.matches('{managed.ARGUMENT_PATTERN}'))",
+            f"!self.args.exists(a, a.matches('{pattern}'))",
             "an argument is set by Mooncake itself (address, ports, model, block size, connectors …);"
             " remove it",
             at="args",
-        ),
+        )
+        for pattern in managed.ARGUMENT_PATTERNS
     )
 
     def problems(self) -> Iterator[Problem]:
