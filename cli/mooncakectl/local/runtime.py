@@ -16,6 +16,7 @@ from mooncakectl.local.changes import Changes
 from mooncakectl.local.containers import PodSpec, pod_spec
 from mooncakectl.local.errors import LocalRuntimeError
 from mooncakectl.local.folders import Folders
+from mooncakectl.local.instances import InstanceSupervisor, instances_of_several_pods
 from mooncakectl.local.machine import Machine
 from mooncakectl.local.pods import PodStatus, PodSupervisor
 from mooncakectl.local.probing import Prober
@@ -71,6 +72,7 @@ class LocalRuntime:
         self._lock = ClusterLock(folders)
         self._file = RecordFile(folders)
         self._pods: dict[str, PodSupervisor] = {}
+        self._instances: list[asyncio.Task[None]] = []
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def __aenter__(self) -> Self:
@@ -112,6 +114,7 @@ class LocalRuntime:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.kill()
+        await self._leave_instances_alone()
         await asyncio.gather(*(pod.stop() for pod in self._pods.values()), return_exceptions=True)
         for task in self._tasks:
             task.cancel()
@@ -133,18 +136,27 @@ class LocalRuntime:
         Raises:
             LocalRuntimeError: a Pod cannot run on this machine. Nothing was started then.
         """
-        for spec in resolve_pods(world, self.folders, programs):
-            pod = PodSupervisor(
-                spec,
-                self.folders,
-                self._machine,
-                self._prober,
-                on_event=self._on_event,
-                changes=self.changes,
+        specs = resolve_pods(world, self.folders, programs)
+        for spec in specs:
+            self._pods[spec.name] = self._start_pod(spec)
+        for name, members in instances_of_several_pods(specs).items():
+            instance = InstanceSupervisor(
+                name, members, self._pods, self._start_pod, on_event=self._on_event, changes=self.changes
             )
-            self.folders.pod(spec.name).mkdir(parents=True, exist_ok=True, mode=0o700)
-            self._pods[spec.name] = pod
-            self._tasks.add(pod.start())
+            self._instances.append(asyncio.create_task(instance.watch(), name=name))
+
+    def _start_pod(self, spec: PodSpec) -> PodSupervisor:
+        pod = PodSupervisor(
+            spec,
+            self.folders,
+            self._machine,
+            self._prober,
+            on_event=self._on_event,
+            changes=self.changes,
+        )
+        self.folders.pod(spec.name).mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._tasks.add(pod.start())
+        return pod
 
     def statuses(self) -> list[PodStatus]:
         """Every Pod, in the order of the world."""
@@ -172,12 +184,15 @@ class LocalRuntime:
         Args:
             waves: Pods with a smaller number are gone before the next begin to stop.
         """
+        await self._leave_instances_alone()
         numbers = {name: waves(pod.status) for name, pod in self._pods.items()}
         for wave in sorted(set(numbers.values())):
             await _stop_together([self._pods[name] for name, number in numbers.items() if number == wave])
 
     def kill(self) -> None:
         """End every process now; a `stop` that waits returns soon."""
+        for task in self._instances:
+            task.cancel()
         for pod in self._pods.values():
             pod.kill()
 
@@ -188,6 +203,12 @@ class LocalRuntime:
     def log(self, pod: str, container: str) -> Path:
         """The log file of a container."""
         return self.folders.log(pod, container)
+
+    async def _leave_instances_alone(self) -> None:
+        """What ends from now on is meant to."""
+        for task in self._instances:
+            task.cancel()
+        await asyncio.gather(*self._instances, return_exceptions=True)
 
     def _save_processes(self) -> None:
         self._record.processes = [

@@ -33,6 +33,13 @@ def port() -> int:
     return PortBlocks(f"test-{os.getpid()}").base("web")
 
 
+def member(name: str, instance: str, *containers: dict[str, Any], **spec: Any) -> dict[str, Any]:
+    """One Pod of an instance."""
+    made = pod(name, *containers, **spec)
+    made["metadata"]["labels"]["mooncake.io/instance"] = instance
+    return made
+
+
 def web(port: int, **fields: Any) -> dict[str, Any]:
     return python("web", WEB_SERVER, **fields) | {
         "env": [{"name": "PORT", "value": str(port)}, *fields.get("env", [])]
@@ -369,3 +376,57 @@ async def test_killing_cuts_a_long_stop_short(folders: Folders) -> None:
         runtime.kill()
         await asyncio.wait_for(stopping, 30)
         assert time.monotonic() - began < 25
+
+
+async def test_an_instance_that_lost_an_engine_starts_anew_as_a_whole_and_others_are_left_alone(
+    folders: Folders,
+) -> None:
+    shared = {"volumes": [{"name": "scratch", "emptyDir": {}}]}
+    mark = "import pathlib; place = pathlib.Path('/scratch/life'); print(place.exists(), flush=True);"
+    mounts = {"volumeMounts": [{"name": "scratch", "mountPath": "/scratch"}]}
+    engine = python("engine", f"{mark} place.touch(); {SLEEP}", **mounts)
+    pods = (
+        member("a", "a", engine, python("sidecar", SLEEP), **shared),
+        member("a-w1", "a", engine, **shared),
+        member("b", "b", python("engine", SLEEP)),
+    )
+    events: list[tuple[str, str]] = []
+    async with LocalRuntime(folders, on_event=lambda where, _, line: events.append((where, line))) as runtime:
+        runtime.start(World(pods))
+        await until(lambda: all(status.ready for status in runtime.statuses()))
+        first = pids(runtime)
+        runtime.kill_container("a-w1", "engine")
+        whole = ["a/engine", "a/sidecar", "a-w1/engine"]
+        await until(lambda: all(pids(runtime)[one] not in (None, first[one]) for one in whole))
+        await until(lambda: all(status.ready for status in runtime.statuses()))
+        assert pids(runtime)["b/engine"] == first["b/engine"]
+        assert all(gone(first[one]) for one in whole)
+        assert [s.restarts for s in runtime.statuses()] == [0, 0, 0], "they are new Pods"
+        assert ("a-w1", "killed by signal 9; all 2 Pods of a start anew") in events
+        await until(lambda: "False" in runtime.log("a", "engine").read_text())
+        assert "True" not in runtime.log("a", "engine").read_text(), "with volumes of their own"
+
+
+async def test_a_sidecar_that_ends_restarts_alone(folders: Folders) -> None:
+    pods = (
+        member("a", "a", python("engine", SLEEP), python("sidecar", SLEEP)),
+        member("a-w1", "a", python("engine", SLEEP)),
+    )
+    async with LocalRuntime(folders) as runtime:
+        runtime.start(World(pods))
+        await until(lambda: all(status.ready for status in runtime.statuses()))
+        first = pids(runtime)
+        runtime.kill_container("a", "sidecar")
+        await until(lambda: pids(runtime)["a/sidecar"] not in (None, first["a/sidecar"]))
+        assert {**pids(runtime), "a/sidecar": 0} == {**first, "a/sidecar": 0}
+
+
+async def test_what_is_stopped_does_not_start_anew(folders: Folders) -> None:
+    pods = (member("a", "a", python("engine", SLEEP)), member("a-w1", "a", python("engine", SLEEP)))
+    async with LocalRuntime(folders) as runtime:
+        runtime.start(World(pods))
+        await until(lambda: all(status.ready for status in runtime.statuses()))
+        first = [pid for pid in pids(runtime).values() if pid]
+        await runtime.stop()
+        assert all(map(gone, first))
+        assert set(pids(runtime).values()) == {None}

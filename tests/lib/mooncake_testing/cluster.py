@@ -22,6 +22,7 @@ import yaml
 
 from mooncake_core.config import SchedulerConfig
 from mooncake_core.ledger import ledger_prefix
+from mooncake_operator.planning.names import instance_of_pod
 from mooncake_testing.index_contents import index_contents
 from mooncake_testing.redis import free_port
 from mooncake_testing.waiting import eventually
@@ -103,7 +104,9 @@ class Cluster:
         return eventually(complete, "the cluster is ready", READY_WITHIN_S, told=self.said)
 
     def _all_instances(self) -> list[dict[str, Any]] | None:
-        pods = {pod for pod, container in self.processes() if container == "engine"}
+        engines = {pod for pod, container in self.processes() if container == "engine"}
+        # Schedulers know an instance by its leader.
+        pods = {instance_of_pod(pod) for pod in engines}
         views = [self.instances(admin) for admin in self.admin_urls]
         if all(pods <= {each["id"] for each in view if each["state"] == "ready"} for view in views):
             return [each for each in views[0] if each["id"] in pods]
