@@ -193,11 +193,11 @@ class ApiServer:
         )
 
     def _start_controllers(self) -> None:
-        """Garbage collection and namespace deletion: without them nothing that is deleted ever ends."""
+        """Garbage collection and namespace deletion, so that what is deleted ends, and disruption budgets."""
         self._spawn(
             "kube-controller-manager",
             f"--kubeconfig={self.kubeconfig}",
-            "--controllers=garbage-collector-controller,namespace-controller",
+            "--controllers=garbage-collector-controller,namespace-controller,disruption-controller",
             "--leader-elect=false",
             "--bind-address=127.0.0.1",
             f"--secure-port={free_port()}",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
@@ -141,11 +141,16 @@ class PlayedNodes:
 
     async def play(self) -> None:
         """One step of all nodes."""
-        for name, pod in (await self.pods()).items():
+        pods = await self.pods()
+        for name, pod in pods.items():
             if is_terminating(pod):
                 if name not in self.stuck:
                     await self._end(name, pod)
-            elif name not in self.broken and pod.get("status", {}).get("phase") == "Pending":
+            elif (
+                name not in self.broken
+                and pod.get("status", {}).get("phase") == "Pending"
+                and not _waits_for_workers(pod, pods.values())
+            ):
                 await self._start(name, pod)
             labels = pod["metadata"].get("labels", {})
             ready = any(
@@ -153,6 +158,7 @@ class PlayedNodes:
                 for c in pod.get("status", {}).get("conditions", ())
             )
             engine = labels.get("mooncake.io/role") in ("prefill", "decode")
+            engine = engine and labels.get("mooncake.io/rank", "0") == "0"
             if ready and engine and not is_terminating(pod) and self.registers(pod):
                 self._scheduler.register(name)
         gone = self._scheduler.instances.keys() - (await self.pods()).keys()
@@ -219,3 +225,18 @@ class PlayedNodes:
     async def _end(self, name: str, pod: Object) -> None:
         with contextlib.suppress(NotFoundError):
             await self._client.delete(POD, self._namespace, name, uid=uid_of(pod), grace_s=0)
+
+
+def _waits_for_workers(pod: Object, pods: Iterable[Object]) -> bool:
+    """Whether a Pod leads an instance whose workers do not run yet: till then its engine is not healthy."""
+    labels, annotations = pod["metadata"].get("labels", {}), pod["metadata"].get("annotations", {})
+    workers = int(annotations.get("mooncake.io/instance-size", "1")) - 1
+    if labels.get("mooncake.io/rank") != "0" or not workers:
+        return False
+    running = [
+        other
+        for other in pods
+        if other["metadata"].get("annotations", {}).get("mooncake.io/leader-uid") == uid_of(pod)
+        and other.get("status", {}).get("phase") == "Running"
+    ]
+    return len(running) < workers
