@@ -299,6 +299,7 @@ def _conductor(config: SchedulerConfig, keys: ApiKeys) -> Conductor:
         priority_floor=admission.priority_floor,
         weights=keys.weights,
         default_output_tokens=config.default_output_tokens,
+        ttft_percentile=config.slo.ttft_percentile,
     )
 
 

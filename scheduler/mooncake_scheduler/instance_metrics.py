@@ -19,6 +19,7 @@ _IDLE = InstanceLoad()
 def instance_families(services: Services, *, degraded: bool) -> Iterable[Metric]:
     """Gauges of the instances and of what this scheduler stands on."""
     loads = services.ledger.loads(services.clock.now_s())
+    costs = services.placer.conductor.costs
     members = list(services.roster.members.values())
     listed = sorted(members, key=lambda member: member.instance.id)[:MOST_INSTANCES]
 
@@ -42,6 +43,8 @@ def instance_families(services: Services, *, degraded: bool) -> Iterable[Metric]
          [loads.get(m.instance.id, _IDLE).batch for m in listed]),
         ("mooncake_instance_kv_tokens", "KV tokens promised.",
          [loads.get(m.instance.id, _IDLE).kv_tokens for m in listed]),
+        ("mooncake_instance_ttft_margin", "Times the predicted TTFT that admission reckons with.",
+         [costs.of(m.instance).ttft_margin for m in listed]),
         ("mooncake_instance_breaker_open", "1 while faults keep requests away.",
          [float(m.breaker.state is not BreakerState.CLOSED) for m in listed]),
         ("mooncake_tokenizer_mismatch", "1 where the engine tokenises otherwise than the gateway.",

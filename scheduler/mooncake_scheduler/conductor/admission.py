@@ -108,31 +108,39 @@ class Scene:
     # Prefill
 
     def prefill_refusal(self, share: float) -> Refused | None:
-        """A refusal for a TTFT beyond the target; Retry-After is when enough of the queue has drained."""
-        target_s = self._world.slo.ttft_s
+        """A refusal for a TTFT beyond its limit; Retry-After is when enough of the queue has drained."""
+        limit_s = self._ttft_limit_s()
         ttft_s = self._placement.ttft_s
-        if (
-            target_s is None
-            or ttft_s <= share * target_s
-            or not self._knows_prefill()
-            or self._prefill_idle()
-        ):
+        if limit_s is None or ttft_s <= share * limit_s or not self._knows_prefill() or self._prefill_idle():
             return None
         # The queue drains a second a second; the rest of the TTFT does not wait.
-        wait_s = min(ttft_s - share * target_s, self._placement.queue_s)
+        wait_s = min(ttft_s - share * limit_s, self._placement.queue_s)
         return self._refused(RefusalReason.TTFT, wait_s, self._placement.tbt_s)
 
     def _queue_limit_s(self) -> float:
-        """`Limits.queued_s`: what the TTFT target leaves after the transfer."""
-        target_s = self._world.slo.ttft_s
-        if target_s is None or not self._knows_prefill():
+        """`Limits.queued_s`: what the TTFT's limit leaves after the transfer."""
+        ttft_limit_s = self._ttft_limit_s()
+        if ttft_limit_s is None or not self._knows_prefill():
             return inf
-        limit_s = target_s - self._placement.transfer_s
+        limit_s = ttft_limit_s - self._placement.transfer_s
         prefill_s = self._placement.prefill_s
         return prefill_s if limit_s < prefill_s and self._prefill_idle() else limit_s
 
+    def _ttft_limit_s(self) -> float | None:
+        """The predicted TTFT with which the target is still met as often as promised.
+
+        The other modes are the paper's, which take predictions at their word.
+        """
+        target_s = self._world.slo.ttft_s
+        if target_s is None or self._rules.mode is not AdmissionMode.PREDICTIVE:
+            return target_s
+        return target_s / self._prefill_model().ttft_margin
+
+    def _prefill_model(self) -> CostModel:
+        return self._world.cost.of(self._placement.prefill or self._instance)
+
     def _knows_prefill(self) -> bool:
-        return self._world.cost.of(self._placement.prefill or self._instance).knows_prefill
+        return self._prefill_model().knows_prefill
 
     def _prefill_idle(self) -> bool:
         load = self._prefill_load()
@@ -144,11 +152,11 @@ class Scene:
 
     def lost(self, reason: RefusalReason) -> Refused:
         """A refusal for a bound that a reservation met."""
-        target_s = self._world.slo.ttft_s
-        if reason is RefusalReason.TTFT and target_s is not None:
+        limit_s = self._ttft_limit_s()
+        if reason is RefusalReason.TTFT and limit_s is not None:
             queue_s = self._prefill_load().queued_s
             ttft_s = queue_s + self._placement.transfer_s + self._placement.prefill_s
-            wait_s = min(max(0.0, ttft_s - target_s), queue_s)
+            wait_s = min(max(0.0, ttft_s - limit_s), queue_s)
         else:
             wait_s = self._decode_wait_s(1.0)
         return self._refused(reason, wait_s, self._placement.tbt_s)

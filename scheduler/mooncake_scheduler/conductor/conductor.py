@@ -12,6 +12,7 @@ from mooncake_core.ledger import Limits, RefusalReason, Reservation
 from mooncake_scheduler.conductor.admission import Admission
 from mooncake_scheduler.conductor.cost import CostFitting, CostModels
 from mooncake_scheduler.conductor.fairness import LEAST_BESIDE_WANTING, FairShare, priority_share
+from mooncake_scheduler.conductor.margin import TtftMargins
 from mooncake_scheduler.conductor.model import (
     Ask,
     Chance,
@@ -43,6 +44,7 @@ class Conductor:
         priority_floor: int = 0,
         weights: Mapping[str, float] | None = None,
         default_output_tokens: int = 256,
+        ttft_percentile: int = 90,
     ) -> None:
         """Puts the parts together.
 
@@ -54,6 +56,7 @@ class Conductor:
             priority_floor: Requests of a lower priority are refused first.
             weights: What each tenant is entitled to, relative to the others; 1 where none is given.
             default_output_tokens: Answer length that is assumed before anything was learned.
+            ttft_percentile: Of admitted requests that are to meet their TTFT target.
         """
         self.policy = policy
         self.admission = admission
@@ -61,6 +64,7 @@ class Conductor:
         self.fair_share = FairShare(weights)
         self.output = OutputPrediction(default_output_tokens)
         self._fitting = CostFitting(costs)
+        self._margins = TtftMargins(costs, ttft_percentile)
         self._priority_floor = priority_floor
         self._chance = chance
         self._propose = policy.propose if isinstance(policy, ProposingPolicy) else None
@@ -172,6 +176,13 @@ class Conductor:
             seconds: Seconds of the shared clock (model seconds).
         """
         self._fitting.observe_prefill(instance_class, tokens, cached, seconds)
+
+    def observe_ttft(
+        self, instance_class: str, predicted_s: float, seconds: float, target_s: float | None
+    ) -> None:
+        """An admitted request's first token came after so long; `predicted_s` as when it was admitted."""
+        if target_s is not None:
+            self._margins.observe(instance_class, predicted_s, seconds, target_s)
 
     def observe_step(self, instance_class: str, batch: float, kv_tokens: float, seconds: float) -> None:
         """A decode step (the time between two tokens) took so long with this batch and its KV tokens.

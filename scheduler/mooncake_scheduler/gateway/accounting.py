@@ -96,6 +96,7 @@ class Accounting:
             decision.ttft_s = (job.prefilled_s - job.received_s) * scale
         self._decisions.add(decision)
         if decision.outcome == "completed":
+            self._learn_ttft(job)
             self._completed(job)
         self._metrics.finished(decision)
 
@@ -111,6 +112,19 @@ class Accounting:
             )
         if len(job.gaps_s) >= LEAST_GAPS and output > 1:
             self._learn_step(job, output)
+
+    def _learn_ttft(self, job: Job) -> None:
+        """Learn how far off the prediction was by which the request was admitted."""
+        decision, placement = job.decision, job.placement
+        # Of another attempt it is not the prediction that was at fault.
+        if placement is None or decision.ttft_s is None or decision.world is None or decision.attempts != 1:
+            return
+        self._conductor.observe_ttft(
+            class_of(placement.prefill or placement.decode),
+            placement.ttft_s,
+            decision.ttft_s,
+            decision.world.slo.ttft_s,
+        )
 
     def _learn_step(self, job: Job, output: int) -> None:
         """Learn the pace of a stream from what decoded beside it, as seen at its first token and at its end.

@@ -24,6 +24,8 @@ class CostModel(msgspec.Struct, frozen=True, gc=False):
     network_bytes_per_s: float = inf
     dram_bytes_per_s: float = inf
     ssd_bytes_per_s: float = inf
+    ttft_margin: float = 1.0
+    """Times the predicted TTFT within which the promised share of requests really gets its first token."""
     cold: bool = False
     """Nothing was fitted and no profile is known: predictions are no ground for a refusal."""
     cold_prefill: bool = False
