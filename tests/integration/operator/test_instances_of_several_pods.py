@@ -202,9 +202,16 @@ async def test_two_evictions_do_not_break_two_instances_where_one_may_be_missing
 
     await world.until(one_may_go, "the budget knows its Pods", steps=300)
     before = await world.uids("prefill")
+    world.nodes.stuck.add("q-prefill-p-0-w1")  # its preStop waits for the work in flight
     assert evict(api_server, world.namespace, "q-prefill-p-0-w1") == 201
     for other in ("q-prefill-p-1", "q-prefill-p-1-w1"):
         assert evict(api_server, world.namespace, other) == 429, "one instance is missing already"
+
+    await world.reconcile()
+    leader = await world.get("Pod", "q-prefill-p-0")
+    assert leader is not None
+    assert is_terminating(leader), "it is told at once, so that both empty the instance together"
+    world.nodes.stuck.clear()
 
     async def is_new() -> bool:
         pods = await prefill(world)
