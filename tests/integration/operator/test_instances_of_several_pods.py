@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import urllib.error
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -176,6 +177,12 @@ async def test_scaling_down_empties_an_instance_and_then_takes_all_of_its_pods(w
     await world.until(is_gone, "leader and worker of the idle one are gone")
 
 
+@pytest.fixture
+def disruption_budgets(api_server: ApiServer) -> Iterator[None]:
+    with api_server.disruption_budgets():
+        yield
+
+
 def evict(api_server: ApiServer, namespace: str, pod: str) -> int:
     body = {
         "apiVersion": "policy/v1",
@@ -190,6 +197,7 @@ def evict(api_server: ApiServer, namespace: str, pod: str) -> int:
     return 201
 
 
+@pytest.mark.usefixtures("disruption_budgets")
 async def test_two_evictions_do_not_break_two_instances_where_one_may_be_missing(
     world: PlayedWorld, api_server: ApiServer
 ) -> None:

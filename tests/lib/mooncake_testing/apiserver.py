@@ -193,17 +193,32 @@ class ApiServer:
         )
 
     def _start_controllers(self) -> None:
-        """Garbage collection and namespace deletion, so that what is deleted ends, and disruption budgets."""
+        """Garbage collection and namespace deletion: without them nothing that is deleted ever ends."""
+        self._run_controllers(
+            "kube-controller-manager", "garbage-collector-controller", "namespace-controller"
+        )
+
+    @contextlib.contextmanager
+    def disruption_budgets(self) -> Iterator[None]:
+        """Count disruption budgets for a while; not always, for it posts Events of its own."""
+        self._run_controllers("disruption", "disruption-controller")
+        try:
+            yield
+        finally:
+            self._end("disruption", signal.SIGKILL)
+
+    def _run_controllers(self, name: str, *controllers: str) -> None:
         self._spawn(
-            "kube-controller-manager",
+            name,
             f"--kubeconfig={self.kubeconfig}",
-            "--controllers=garbage-collector-controller,namespace-controller,disruption-controller",
+            f"--controllers={','.join(controllers)}",
             "--leader-elect=false",
             "--bind-address=127.0.0.1",
             f"--secure-port={free_port()}",
-            f"--cert-dir={self.directory / 'controllers'}",
+            f"--cert-dir={self.directory / name}",
             "--kube-api-qps=200",
             "--kube-api-burst=400",
+            program="kube-controller-manager",
         )
 
     def _install_crds(self) -> None:
@@ -225,10 +240,10 @@ class ApiServer:
         except (OSError, urllib.error.URLError):
             return False
 
-    def _spawn(self, name: str, *arguments: str) -> None:
+    def _spawn(self, name: str, *arguments: str, program: str = "") -> None:
         with (self.directory / f"{name}.log").open("ab") as log:
             self._processes[name] = subprocess.Popen(
-                [str(self._programs[name]), *arguments], stdout=log, stderr=subprocess.STDOUT
+                [str(self._programs[program or name]), *arguments], stdout=log, stderr=subprocess.STDOUT
             )
 
     def _await(self, holds: Any, name: str) -> None:
