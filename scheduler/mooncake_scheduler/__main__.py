@@ -15,6 +15,7 @@ import uvloop
 
 from mooncake_core.config.base import ConfigError
 from mooncake_core.config.scheduler import SchedulerConfig
+from mooncake_core.ending import then_exit
 from mooncake_scheduler.app import build_scheduler, wanted_ports
 
 
@@ -29,7 +30,7 @@ def main(arguments: list[str] | None = None) -> int:
         config = SchedulerConfig.load(options.config)
         config = wanted_ports(config, options.serving_port, options.admin_port)
         _configure_log(config.log_level)
-        return uvloop.run(_serve(config))
+        uvloop.run(then_exit(_serve(config)))
     except ConfigError as error:
         print(f"mooncake_scheduler: {error}", file=sys.stderr)
         return 2

@@ -18,6 +18,7 @@ from pydantic import ValidationError
 
 from mooncake_core.config import SidecarConfig
 from mooncake_core.config.base import ConfigError
+from mooncake_core.ending import then_exit
 from mooncake_core.registry.memory import HEARTBEAT_TTL_S
 from mooncake_sidecar.engine.connections import callers
 from mooncake_sidecar.engine.drain import drain
@@ -49,7 +50,7 @@ def main(arguments: list[str] | None = None) -> int:
         return ask_to_drain(config)
     _configure_log(config)
     try:
-        return uvloop.run(_run(config))
+        uvloop.run(then_exit(_run(config)))
     except (OSError, ValueError) as error:
         print(f"mooncake_sidecar: {error}", file=sys.stderr)
         return 1

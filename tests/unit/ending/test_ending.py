@@ -1,0 +1,44 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+PROGRAM = """
+import asyncio, sys, threading, uvloop
+from mooncake_core.ending import then_exit
+
+async def work():
+    never = threading.Event()
+    asyncio.get_running_loop().run_in_executor(None, never.wait)
+    print("given back")
+    {end}
+
+uvloop.run(then_exit(work()))
+"""
+
+
+def test_a_process_ends_with_its_status_though_a_thread_still_waits() -> None:
+    program = PROGRAM.format(end="return 3")
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+
+    assert (ran.returncode, ran.stdout) == (3, "given back\n")
+
+
+def test_what_the_work_raises_is_seen() -> None:
+    program = PROGRAM.format(end="raise OSError('the port is taken')").replace("run_in_executor", "call_soon")
+    program = program.replace("(None, never.wait)", "(never.is_set)")
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+
+    assert ran.returncode == 1
+    assert "the port is taken" in ran.stderr
+
+
+@pytest.mark.parametrize("room", ["mooncake_scheduler", "mooncake_sidecar.engine"])
+def test_who_cannot_be_set_up_says_so_and_ends_with_2(room: str) -> None:
+    arguments = ["--config", "/nowhere"] if room == "mooncake_scheduler" else []
+    ran = subprocess.run([sys.executable, "-m", room, *arguments], capture_output=True, text=True, timeout=60)
+
+    assert ran.returncode == 2
+    assert room.split(".")[0] in ran.stderr
