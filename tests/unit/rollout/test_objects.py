@@ -165,16 +165,32 @@ def test_so_many_pods_may_go_as_instances_may(replicas, size, min_available, pod
 def test_a_single_instance_has_no_budget_that_could_only_block_drains(cluster):
     world = render(cluster, ClusterNames(), credentials=Credentials(redis_password="abc"))
     names = {budget["metadata"]["name"] for budget in world.disruption_budgets}
-    assert names == {"quickstart-prefill", "quickstart-decode"}
+    assert names == {"quickstart-prefill", "quickstart-decode", "quickstart-scheduler"}
+
+
+def test_a_single_scheduler_has_no_budget_either(cluster):
+    alone = cluster.spec.scheduler.model_copy(update={"replicas": 1})
+    spec = cluster.spec.model_copy(update={"scheduler": alone})
+    world = render(
+        cluster.model_copy(update={"spec": spec}),
+        ClusterNames(),
+        credentials=Credentials(redis_password="abc"),
+    )
+    assert "quickstart-scheduler" not in {b["metadata"]["name"] for b in world.disruption_budgets}
 
 
 def test_budgets_select_what_they_are_named_after(cluster):
     world = render(cluster, ClusterNames(), credentials=Credentials(redis_password="abc"))
     for budget in world.disruption_budgets:
         wanted = budget["spec"]["selector"]["matchLabels"].items()
-        chosen = [p for p in world.pods if wanted <= p["metadata"]["labels"].items()]
+        pods = (*world.pods, *world.scheduler_pods)
+        chosen = [p for p in pods if wanted <= p["metadata"]["labels"].items()]
         assert len(chosen) == 2
-        assert {p["metadata"]["labels"]["mooncake.io/pool"] for p in chosen} == {budget["metadata"]["name"]}
+        assert budget["spec"]["minAvailable"] == 1
+        named_after = {
+            p["metadata"]["labels"].get("mooncake.io/pool", "quickstart-scheduler") for p in chosen
+        }
+        assert named_after == {budget["metadata"]["name"]}
 
 
 def selects(selector, labels):

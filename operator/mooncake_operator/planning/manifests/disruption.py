@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from mooncake_operator.planning.manifests.objects import Object, an_object, labels
 from mooncake_operator.planning.manifests.plan import EnginePoolPlan, Plan
 from mooncake_operator.planning.manifests.store import NODE_ROLE
 
 
 def disruption_budgets(plan: Plan) -> list[Object]:
-    """One for each pool of more than one instance: with a single one, a budget could only block drains."""
+    """One for each pool of more than one instance: with a single one, a budget could only block drains.
+
+    One for the schedulers too: a node's drain would end all of them at once, and with them the endpoint.
+    """
     budgets = [_engines(plan, pool) for pool in plan.engine_pools if pool.spec.replicas > 1]
+    if plan.cluster.spec.scheduler.replicas > 1:
+        budgets.append(_schedulers(plan))
     if plan.store is not None and plan.store.spec.replicas > 1:
         budgets.append(_budget(plan, plan.store.name, NODE_ROLE, plan.store.spec.replicas - 1))
     return budgets
@@ -32,13 +39,22 @@ def _engines(plan: Plan, pool: EnginePoolPlan) -> Object:
     return _budget(plan, pool.name, pool.role.value, keep)
 
 
+def _schedulers(plan: Plan) -> Object:
+    selector = {"mooncake.io/cluster": plan.name, "mooncake.io/role": "scheduler"}
+    keep = plan.cluster.spec.scheduler.replicas - 1
+    return _object(plan, plan.scheduler_name, labels(plan, "scheduler"), selector, keep)
+
+
 def _budget(plan: Plan, pool: str, role: str, keep: int) -> Object:
     selector = {"mooncake.io/cluster": plan.name, "mooncake.io/pool": pool, "mooncake.io/role": role}
+    return _object(plan, pool, labels(plan, "pool", pool=pool), selector, keep)
+
+
+def _object(plan: Plan, name: str, own: Mapping[str, str], selector: Mapping[str, str], keep: int) -> Object:
     spec = {
         "minAvailable": keep,
-        "selector": {"matchLabels": selector},
+        "selector": {"matchLabels": dict(selector)},
         # A Pod that does not work must not hold up the drain of its node.
         "unhealthyPodEvictionPolicy": "AlwaysAllow",
     }
-    own = labels(plan, "pool", pool=pool)
-    return an_object(plan, "policy/v1", "PodDisruptionBudget", pool, own, spec=spec)
+    return an_object(plan, "policy/v1", "PodDisruptionBudget", name, own, spec=spec)
