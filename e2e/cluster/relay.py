@@ -18,9 +18,18 @@ from e2e.cluster.layout import Layout
 
 _CHUNK_BYTES = 256 * 1024
 
+# asyncio's own references to a reader are weak: once the client has closed, nothing else would hold a forward
+# that still waits for the other side.
+_forwarding: set[asyncio.Task[None]] = set()
+
 
 async def serve(layout: Layout, listener: socket.socket, address: str, port: int) -> asyncio.Server:
     """Forward what comes in on a listening socket to an address inside."""
+
+    def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.create_task(forward(reader, writer))
+        _forwarding.add(task)
+        task.add_done_callback(_forwarding.discard)
 
     async def forward(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -39,7 +48,7 @@ async def serve(layout: Layout, listener: socket.socket, address: str, port: int
             for end in (writer, inner_writer):
                 end.close()
 
-    return await asyncio.start_server(forward, sock=listener, limit=_CHUNK_BYTES)
+    return await asyncio.start_server(accept, sock=listener, limit=_CHUNK_BYTES)
 
 
 async def _connect(
