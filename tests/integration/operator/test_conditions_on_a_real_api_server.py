@@ -409,12 +409,13 @@ async def test_pods_that_pod_security_forbids_are_told_and_made_once_it_allows_t
     level = "pod-security.kubernetes.io/enforce"
     await restrict(world, {level: "baseline"})
 
-    def see_all_processes(spec: Any) -> None:
-        spec["prefillPools"][0]["podTemplate"] = {"spec": {"hostPID": True}}
+    def see_the_host(spec: Any) -> None:
+        volume = {"name": "host", "hostPath": {"path": "/"}}
+        spec["prefillPools"][0]["podTemplate"] = {"spec": {"volumes": [volume]}}
 
-    await world.apply(see_all_processes)
+    await world.apply(see_the_host)
     degraded = await turns(world, "Degraded", "True", *PREFILL)
-    assert degraded["reason"] == "PodSecurityForbidden"
+    assert degraded["reason"] == "PodSecurityForbidden", degraded["message"]
     assert 'violates PodSecurity "baseline' in degraded["message"]
     assert "label the namespace with a level that allows it" in degraded["message"]
     await is_quiet(world)
