@@ -6,13 +6,16 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
-from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic import BaseModel, ConfigDict, GetJsonSchemaHandler, model_validator
 from pydantic.alias_generators import to_camel
-from pydantic_core import PydanticCustomError
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema, PydanticCustomError
 
 GROUP = "mooncake.io"
 VERSION = "v1alpha1"
 API_VERSION = f"{GROUP}/{VERSION}"
+WRITE = "x-write"
+"""Where a JSON schema keeps what `Write` says."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +23,12 @@ class Write:
     """What to write into a field, shown behind every complaint about it."""
 
     text: str
+
+    def __get_pydantic_json_schema__(
+        self, schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> JsonSchemaValue:
+        """Take the text along, for the API server to show it too."""
+        return {**handler(schema), WRITE: self.text}
 
 
 class Problem(NamedTuple):

@@ -13,11 +13,11 @@ from pydantic import BaseModel
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 from pydantic_core import core_schema
 
-from mooncake_core.api.base import ApiModel, Rule
+from mooncake_core.api.base import WRITE, ApiModel, Rule
 
 Schema: TypeAlias = dict[str, Any]
 
-_MEANINGLESS = ("title", "$defs", "additionalProperties", "x-any-object", "x-map-keys")
+_MEANINGLESS = ("title", "$defs", "additionalProperties", "x-any-object", "x-map-keys", WRITE)
 _UNION_WITH_TEXT = {"integer", "string"}
 
 
@@ -70,6 +70,11 @@ def _structural(schema: Mapping[str, Any], definitions: Mapping[str, Any]) -> Sc
             result[key] = " ".join(str(value).split())
         elif key not in _MEANINGLESS and not (key == "default" and value is None):
             result[key] = value
+    if "pattern" in result and WRITE in flat:
+        # The API server shows a pattern as it is; a rule says what to write.
+        pattern = result.pop("pattern")
+        entry = {"rule": f"self.matches(r'{pattern}')", "message": f"is not valid; write {flat[WRITE]}"}
+        result["x-kubernetes-validations"] = [*result.get("x-kubernetes-validations", []), entry]
     if result.get("type") == "array":
         result |= _list_type(flat)
     if result.get("type") == "object" and isinstance(flat.get("additionalProperties"), Mapping):
