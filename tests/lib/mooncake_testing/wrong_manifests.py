@@ -187,7 +187,7 @@ def _rules() -> Iterator[Wrong]:
     field = "spec.kvCachePools[0].master.eviction.highWatermark"
     yield Wrong("a watermark", mark, field, 'must be above 0 and at most 1; write e.g. "0.90"')
     twice = cluster(prefillPools=[{"name": "decode"}])
-    yield Wrong("a name twice", twice, "spec", "give each pool its own", "names must be unique over prefillPools")
+    yield Wrong("a name twice", twice, "spec", "give each pool its own", "names must be unique over")
     reserved = decode(name="scheduler")
     yield Wrong("a reserved name", reserved, "spec.decodePools", "choose another name")
     long = decode(name="d" * 36)
