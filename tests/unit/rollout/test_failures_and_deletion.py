@@ -179,6 +179,38 @@ def test_an_instance_that_loses_a_rank_is_recreated_as_a_whole(lost):
     assert len(instance.pods) == 2
 
 
+@pytest.mark.parametrize("new_size", [1, 3])
+def test_an_old_instance_is_whole_in_its_own_size_and_comes_back_in_it(new_size):
+    cluster, observed = at_rest(pool(size=2, replicas=2, gpus_per_pod=8))
+    held = change(cluster, size=new_size, revision="r2", paused=True)
+    observed = carry_out(held, observed, plan(held, observed))
+    assert all(i.routable for i in assemble(held.pools[0], observed)), "another size is no failure"
+    observed = failed(observed, "p-p-1-w1")
+    for _ in range(5):
+        observed = settle(carry_out(held, observed, plan(held, observed)))
+    again = assemble(held.pools[0], observed)
+    assert [(i.name, i.revision, len(i.pods)) for i in again] == [("p-p-0", "r1", 2), ("p-p-1", "r1", 2)]
+    assert [i.gpus for i in again] == [16, 16]
+
+
+def test_what_is_missing_of_an_instance_counts_against_the_budget():
+    cluster, observed = at_rest(pool(size=4, replicas=2, gpus_per_pod=1, max_surge=1), gpu_budget=8)
+    observed = failed(observed, "p-p-0-w2")
+    for _ in range(2):
+        observed = carry_out(cluster, observed, plan(cluster, observed))
+    observed = without(observed, "p-p-0-w1", "p-p-0-w2", "p-p-0-w3")
+    (broken, _) = assemble(cluster.pools[0], observed)
+    assert (broken.phase, broken.gpus) == (Phase.RECREATING, 4)
+    assert of(plan(change(cluster, revision="r2"), observed), CreatePod) == []
+
+
+def test_a_workers_name_in_other_hands_makes_the_instances_number_unusable():
+    foreign = ObservedPod("p-p-1-w1", "x", "", "", "p-p-1-w1", phase="Running")
+    cluster = DesiredCluster((pool(size=2, replicas=2),))
+    made = plan(cluster, Observed(0.0, pods=(foreign,), registry={}))
+    assert [action.pod for action in of(made, CreatePod)] == ["p-p-0", "p-p-2"]
+
+
 def test_scale_down_takes_those_with_least_work_and_waits_for_them():
     cluster, observed = at_rest()
     observed = work(observed, "p-p-2", in_flight=9)
