@@ -1,4 +1,4 @@
-"""`mooncakectl rollout plan`: the steps in which a new revision replaces the old one."""
+"""`mooncakectl rollout`, and its `plan`: the steps in which a new revision replaces the old one."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from mooncakectl.commands import rollout_control
 from mooncakectl.console import CommandError, out, print_json
 
 if TYPE_CHECKING:
@@ -17,14 +18,15 @@ if TYPE_CHECKING:
 
 def register(app: typer.Typer) -> None:
     """Add the command."""
-    rollout = typer.Typer(help="Look into rollouts.", no_args_is_help=True)
+    rollout = typer.Typer(help="Look into rollouts, hold them, go back.", no_args_is_help=True)
     rollout.callback()(_rollout)
     rollout.command("plan")(plan)
+    rollout_control.register(rollout)
     app.add_typer(rollout, name="rollout")
 
 
 def _rollout() -> None:
-    """Look into rollouts."""
+    """Look into rollouts, hold them, go back."""
 
 
 def plan(

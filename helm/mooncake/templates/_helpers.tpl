@@ -68,8 +68,12 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
   resources: [services, configmaps, secrets]
   verbs: [get, list, watch, create, patch, delete]
 - apiGroups: [apps]
-  resources: [deployments, controllerrevisions]
+  resources: [deployments]
   verbs: [get, list, watch, create, patch, delete]
+# What a revision holds never changes.
+- apiGroups: [apps]
+  resources: [controllerrevisions]
+  verbs: [get, list, watch, create, delete]
 - apiGroups: [policy]
   resources: [poddisruptionbudgets]
   verbs: [get, list, watch, create, patch, delete]

@@ -22,6 +22,7 @@ from mooncake_operator.control.problems import NamespaceEndsError
 from mooncake_operator.control.reading import read_cluster, read_pool
 from mooncake_operator.control.reports import Context, cluster_report, kept_status, pool_report
 from mooncake_operator.control.schedulers import Schedulers, View
+from mooncake_operator.control.spec_history import keep_history
 from mooncake_operator.control.status import StatusWriter, condition, condition_reasons
 from mooncake_operator.control.stores import Stores
 from mooncake_operator.kube.applier import Applier
@@ -185,6 +186,10 @@ class _Pass:
             await keeper.keep(plain)
             await keeper.prune([*plain, *inline])
         self._findings += keeper.outcome.findings
+        if rendered is not None:
+            self._findings += await keep_history(
+                self._client, self._world, rendered, cluster, read, self._pools
+            )
         self._memory.applier.forget_all_but({uid_of(obj) for obj in keeper.outcome.live.values()})
         scheduler = keeper.outcome.live.get(("Deployment", f"{self._key.name}-scheduler"))
         return await self._plan_pools(rendered, scheduler)

@@ -1,0 +1,1 @@
+"""What `mooncakectl rollout` does with clusters and pools on Kubernetes."""
