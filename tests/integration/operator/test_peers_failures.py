@@ -145,3 +145,19 @@ async def test_events_tell_of_a_failure_once(world: PlayedWorld) -> None:
     told = [event for event in events if event["reason"] == "InstanceFailed"]
     assert len(told) == 1
     assert "OOMKilled" in told[0]["note"]
+
+
+async def test_a_cluster_without_a_prefill_instance_is_not_ready_though_decode_serves(
+    world: PlayedWorld,
+) -> None:
+    await world.bring_up()
+    for name in await world.pods("prefill"):
+        world.nodes.broken.add(name)
+        await world.nodes.set_status(name, CRASHED)
+    for _ in range(4):
+        await world.step()
+    assert await world.routable("prefill") == []
+    assert len(await world.routable("decode")) == 2
+    ready = await world.condition("Ready")
+    assert ready["status"] == "False"
+    assert "pool q-prefill: 0 of 2 instances are routable" in ready["message"]

@@ -460,6 +460,17 @@ def test_a_pool_template_is_merged_by_name_and_cannot_lead_selectors_astray():
     assert {mount["mountPath"] for mount in engine["volumeMounts"]} >= {"/scratch", "/etc/mooncake"}
 
 
+def test_a_stores_nodes_are_placed_where_its_template_says():
+    affinity = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": []}}}
+    template = {"spec": {"nodeSelector": {"dram": "large"}, "affinity": affinity}}
+    store = {"name": "kv", "segmentSize": "1Gi", "replicas": 2, "podTemplate": template}
+    world = render(cluster(kvCachePools=[store]), ClusterNames())
+    for node in ("q-kv-kv-0", "q-kv-kv-1"):
+        spec = by_name(world.pods, node)["spec"]
+        assert spec["nodeSelector"] == {"dram": "large"}
+        assert spec["affinity"] == affinity
+
+
 def test_pools_of_their_own_join_the_cluster_they_name():
     pool = parse_object(
         {
