@@ -40,6 +40,7 @@ from mooncake_scheduler.gateway.tokenizer_parity import TokenizerParity
 from mooncake_scheduler.gateway.tokens import ModelFolder, Tokens
 from mooncake_scheduler.instance_metrics import instance_families
 from mooncake_scheduler.metrics import Exposition, GatewayMetrics
+from mooncake_scheduler.model_config import kv_bytes_per_token
 from mooncake_scheduler.shared import SharedState
 
 _log = structlog.get_logger(__name__)
@@ -286,7 +287,7 @@ def _conductor(config: SchedulerConfig, keys: ApiKeys) -> Conductor:
         )
     except policies.UnknownPolicyError as error:
         raise ConfigError(f"routing.policy: {error}") from error
-    costs = CostModels()
+    costs = CostModels(default=CostModel(kv_bytes_per_token=_kv_bytes_per_token(config), cold=True))
     if config.profile is not None:
         if config.profile not in PROFILES:
             raise ConfigError(f"profile: {config.profile!r} is unknown: write one of {', '.join(PROFILES)}")
@@ -301,6 +302,19 @@ def _conductor(config: SchedulerConfig, keys: ApiKeys) -> Conductor:
         default_output_tokens=config.default_output_tokens,
         ttft_percentile=config.slo.ttft_percentile,
     )
+
+
+def _kv_bytes_per_token(config: SchedulerConfig) -> int:
+    """As the model folder says; 0 = nobody does."""
+    if config.model_path is None or config.profile is not None:
+        return 0
+    found = kv_bytes_per_token(Path(config.model_path), config.kv_cache_dtype)
+    if found is None:
+        _log.info(
+            "config.json does not say how large KV is: transfers are counted in tokens",
+            folder=config.model_path,
+        )
+    return found or 0
 
 
 def _static_registry(config: SchedulerConfig) -> StaticRegistry:

@@ -95,6 +95,9 @@ class SchedulerConfig(ConfigDocument):
     """Without Redis: a JSON list of instances (`core.registry.Instance`), read again when it changes."""
     profile: str | None = None
     """Name of the profile whose constants the cost models start from; None = cold, learned online."""
+    kv_cache_dtype: str | None = None
+    """In what form engines keep KV (vLLM's `--kv-cache-dtype`); None = as the model computes. With the model
+    folder it says how many bytes a token takes, where no profile does."""
     time_scale: float = Field(default=1.0, gt=0)
     """Model seconds per wall second: 1 with real engines. All targets, predictions and metrics are in model
     seconds; timeouts and Retry-After are in wall seconds."""

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from mooncake_core.config.scheduler import AdmissionMode
 from mooncake_core.ledger import Limits, RefusalReason, Reservation
 from mooncake_scheduler.conductor.admission import Admission
-from mooncake_scheduler.conductor.cost import CostFitting, CostModels
+from mooncake_scheduler.conductor.cost import Computed, CostFitting, CostModels, TransferFitting
 from mooncake_scheduler.conductor.fairness import LEAST_BESIDE_WANTING, FairShare, priority_share
 from mooncake_scheduler.conductor.margin import TtftMargins
 from mooncake_scheduler.conductor.model import (
@@ -64,6 +64,7 @@ class Conductor:
         self.fair_share = FairShare(weights)
         self.output = OutputPrediction(default_output_tokens)
         self._fitting = CostFitting(costs)
+        self._transfers = TransferFitting(costs)
         self._margins = TtftMargins(costs, ttft_percentile)
         self._priority_floor = priority_floor
         self._chance = chance
@@ -166,16 +167,26 @@ class Conductor:
         """A request was refused: its tenant wants more than it gets."""
         self.fair_share.refuse(ask.tenant, now_s)
 
-    def observe_prefill(self, instance_class: str, tokens: int, cached: int, seconds: float) -> None:
-        """A prefill took so long to compute; waiting and transfer left out.
+    def observe_prefill(self, instance_class: str, computed: Computed) -> None:
+        """Prompts took so long to compute, in seconds of the shared clock; waiting and transfer left out.
 
         Args:
             instance_class: `conductor.cost.class_of(instance)`.
-            tokens: Length of the prompt.
-            cached: Tokens that the engine did not compute.
-            seconds: Seconds of the shared clock (model seconds).
+            computed: What was computed (`PrefillPace` tells).
         """
-        self._fitting.observe_prefill(instance_class, tokens, cached, seconds)
+        self._fitting.observe_computed(instance_class, computed.tokens, computed.squares, computed.seconds)
+
+    def observe_fetch(
+        self, instance_class: str, tokens: int, cached: int, fetched: int, seconds: float
+    ) -> None:
+        """A prefix of `fetched` tokens came from elsewhere and the rest was computed, in `seconds`."""
+        model = self.costs.of_class(instance_class)
+        if model.knows_prefill:
+            self._transfers.observe_fetch(instance_class, fetched, seconds - model.prefill_s(tokens, cached))
+
+    def observe_hand_over(self, instance_class: str, tokens: int, seconds: float) -> None:
+        """From the end of a prefill of `tokens` on this class to decode's first token it took `seconds`."""
+        self._transfers.observe_hand_over(instance_class, tokens, seconds)
 
     def observe_ttft(
         self, instance_class: str, predicted_s: float, seconds: float, target_s: float | None

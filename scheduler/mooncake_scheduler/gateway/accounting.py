@@ -8,7 +8,7 @@ from mooncake_core.ledger import Ledger
 from mooncake_core.slo import worst_gaps_mean
 from mooncake_scheduler.clock import Clock
 from mooncake_scheduler.conductor.conductor import Conductor
-from mooncake_scheduler.conductor.cost import class_of
+from mooncake_scheduler.conductor.cost import Computed, Sent, class_of
 from mooncake_scheduler.conductor.model import Placement
 from mooncake_scheduler.conductor.prediction import DecodeLoad, decode_now
 from mooncake_scheduler.gateway.decisions import Decisions
@@ -46,22 +46,64 @@ class Accounting:
         self._metrics = metrics
         self._decisions = decisions
 
+    def prefill_sent(self, member: Member, placement: Placement, *, foreign: bool) -> Sent:
+        """A leg that computes a prompt is sent.
+
+        Args:
+            member: the instance.
+            placement: the request's; its reservation is in the ledger.
+            foreign: the instance reports work that the ledger does not know of.
+        """
+        now_s, pace = time.monotonic(), member.pace
+        if placement.queue_s == 0 and placement.prefill_s > 0:
+            return pace.sent(now_s)
+        # Busy, or nobody knows yet what its queue takes.
+        # The ledger counts this request, and those of other schedulers, whose ends are not seen.
+        queued = self._ledger.load(member.instance.id, self._clock.now_s()).queued
+        return pace.sent(now_s, alone=not foreign and queued - 1 <= pace.under_way)
+
+    def prefill_dropped(self, member: Member, sent: Sent) -> None:
+        """Such a leg told nothing: it failed, was aborted, or shows no first token."""
+        member.pace.dropped(sent, time.monotonic())
+
     def prefilled(
-        self, job: Job, member: Member, placement: Placement, answer: PrefillAnswer, wall_s: float
+        self, job: Job, member: Member, placement: Placement, answer: PrefillAnswer, sent: Sent
     ) -> None:
-        """A prefill leg has ended, `wall_s` after it was sent."""
-        job.prefilled_s = time.monotonic()
-        seconds = wall_s * self._clock.scale
-        job.decision.prefill_s = seconds
+        """A prefill leg has ended."""
+        now_s = job.prefilled_s = time.monotonic()
+        scale = self._clock.scale
+        job.decision.prefill_s = (now_s - sent.at_s) * scale
         prompt = answer.prompt_tokens or job.ask.prompt_tokens
         job.cached_tokens = answer.cached_tokens
         cached = answer.cached_tokens or 0
         member.prompt_tokens += prompt
         member.cached_tokens += cached
         self._metrics.cached(prompt, cached)
-        if placement.queue_s == 0 and placement.fetch_tokens == 0:
-            # Only then is the time of the leg the time of the prefill.
-            self._conductor.observe_prefill(class_of(member.instance), prompt, cached, seconds)
+        if not placement.fetch_tokens:
+            self._computed(member, member.pace.ended(sent, prompt, cached, now_s))
+            return
+        # What is fetched arrives while others are computed: that it was its turn cannot be told.
+        member.pace.dropped(sent, now_s)
+        if sent.ahead == 0 and sent.turn >= 0 and member.inbound_flows == 0:
+            self._conductor.observe_fetch(
+                class_of(member.instance), prompt, cached, placement.fetch_tokens, (now_s - sent.at_s) * scale
+            )
+
+    def first_token(self, job: Job, member: Member, placement: Placement, sent: Sent) -> None:
+        """The first token has come from an engine that does it all: its prompt is computed."""
+        now_s = time.monotonic()
+        if placement.fetch_tokens:
+            member.pace.dropped(sent, now_s)
+            return
+        # What it found in its cache is told at the end, if at all; the index knew it.
+        tokens = job.ask.prompt_tokens
+        cached = min(placement.prefix_tokens, tokens - 1)
+        self._computed(member, member.pace.ended(sent, tokens, cached, now_s))
+
+    def _computed(self, member: Member, computed: Computed | None) -> None:
+        if computed is not None:
+            computed = computed._replace(seconds=computed.seconds * self._clock.scale)
+            self._conductor.observe_prefill(class_of(member.instance), computed)
 
     def served_whole(self, job: Job, member: Member) -> None:
         """One engine has served a request from start to end."""
@@ -97,6 +139,7 @@ class Accounting:
         self._decisions.add(decision)
         if decision.outcome == "completed":
             self._learn_ttft(job)
+            self._learn_hand_over(job)
             self._completed(job)
         self._metrics.finished(decision)
 
@@ -125,6 +168,13 @@ class Accounting:
             decision.ttft_s,
             decision.world.slo.ttft_s,
         )
+
+    def _learn_hand_over(self, job: Job) -> None:
+        placement, seconds = job.placement, job.decision.transfer_s
+        if placement is not None and placement.prefill is not None and seconds is not None:
+            self._conductor.observe_hand_over(
+                class_of(placement.prefill), job.ask.prompt_tokens, seconds - placement.tbt_s
+            )
 
     def _learn_step(self, job: Job, output: int) -> None:
         """Learn the pace of a stream from what decoded beside it, as seen at its first token and at its end.

@@ -15,6 +15,7 @@ import structlog
 
 from mooncake_core.index import Tier
 from mooncake_core.registry import Instance
+from mooncake_scheduler.conductor.cost import Sent
 from mooncake_scheduler.conductor.model import Placement
 from mooncake_scheduler.gateway import engines
 from mooncake_scheduler.gateway.answers import usage_of, with_cached_tokens, without_kv_params
@@ -76,6 +77,8 @@ class Attempt:
         self._leg: Leg | None = None
         self._source: Member | None = None
         self._refused: ErrorAnswer | None = None
+        self._computing: tuple[Member, Sent] | None = None
+        """Where the prompt is being computed, and since when."""
         self.unwanted: Staged | None = None
         """KV that nobody will decode: its prefill instance holds it until somebody takes it (`discard`)."""
 
@@ -149,6 +152,8 @@ class Attempt:
         leg, self._leg = self._leg, None
         if leg is not None and not leg.done:
             leg.abort()
+        if self._computing is not None:
+            self._services.accounting.prefill_dropped(*self._computed())
 
     async def discard(self, staged: Staged) -> None:
         """Let a decode instance take KV that nobody wants: nothing else frees it at the prefill instance.
@@ -202,9 +207,9 @@ class Attempt:
         transfer_id = f"xfer-{job.ask.id}"
         body = engines.prefill_body(job.wish.body, instance.connector, transfer_id, job.put)
         leg = Leg(job.flow)
-        started_s = time.monotonic()
         self._count_fetch(instance, 1)
         await self._believe(instance, self._placement.ttft_s)
+        self._computes(member)
         try:
             setback = await self._gather(leg, member, headers, body, services.config.prefill_timeout_s)
         finally:
@@ -215,6 +220,7 @@ class Attempt:
             answer = engines.read_prefill_answer(leg.answer)
         except ValueError:
             return self._failed(member, leg, Setback.SERVER_ERROR)
+        services.accounting.prefilled(job, member, self._placement, answer, self._computed()[1])
         services.roster.served(member)
         if mooncake:
             # It may have restarted before this leg reached it: its id is then another one.
@@ -229,7 +235,6 @@ class Attempt:
         self._refused = self._refusal()
         services.ledger.prefill_finished(job.ask.id, services.clock.now_s())
         job.prefill_done = True
-        services.accounting.prefilled(job, member, self._placement, answer, time.monotonic() - started_s)
         if instance.store:
             await services.residency.holds(instance.store, job.keys, Tier.DRAM)
         return Staged(member, transfer_id, engine_id, answer)
@@ -283,6 +288,8 @@ class Attempt:
         body = engines.whole_body(job.wish.body, job.put)
         leg = self._answering_leg(None)
         await self._believe(member.instance, self._placement.ttft_s)
+        if job.wish.streams and self._placement.prefill is None:
+            self._computes(member)
         failure = await self._answer(
             leg, member, body, config.prefill_timeout_s + config.first_token_timeout_s
         )
@@ -362,6 +369,17 @@ class Attempt:
         except DeadlineError:
             return
 
+    def _computes(self, member: Member) -> None:
+        """The prompt is sent to be computed; told how it ended by `_computed`, or by `abort`."""
+        services, placement = self._services, self._placement
+        foreign = member.instance.id in services.placer.reported.foreign
+        self._computing = member, services.accounting.prefill_sent(member, placement, foreign=foreign)
+
+    def _computed(self) -> tuple[Member, Sent]:
+        computing, self._computing = self._computing, None
+        assert computing is not None
+        return computing
+
     # -- sending
 
     async def _gather(
@@ -405,6 +423,8 @@ class Attempt:
         self._staged_taken()
         if not job.prefill_done:
             services.ledger.prefill_finished(job.ask.id, services.clock.now_s())
+        if self._computing is not None:
+            services.accounting.first_token(job, self._computing[0], self._placement, self._computed()[1])
         services.accounting.begun(job)
 
     def _served(self, member: Member) -> None:

@@ -14,7 +14,7 @@ import msgspec
 import structlog
 
 from mooncake_core.registry import EngineReport, Instance, InstanceState, Registry, Role
-from mooncake_scheduler.conductor.cost import class_of
+from mooncake_scheduler.conductor.cost import PrefillPace, class_of
 from mooncake_scheduler.gateway.breaker import Breaker, BreakerState
 from mooncake_scheduler.gateway.flow import Flow, StagedLostError
 from mooncake_scheduler.gateway.http1 import Upstream
@@ -42,6 +42,8 @@ class Member:
     seconds)."""
     inbound_flows: int = 0
     """Prefixes being fetched into it for requests of this gateway."""
+    pace: PrefillPace = field(default_factory=PrefillPace)
+    """What its prefills take, from this gateway's own."""
     tokenizer_compared: int | None = None
     """The epoch for which its tokeniser was compared with the gateway's."""
     tokenizer_mismatch: str = ""

@@ -39,11 +39,22 @@ def max_model_len_tokens(engine: EngineSpec) -> int:
     return _number(engine.args, "--max-model-len") or 0
 
 
+def kv_cache_dtype(engine: EngineSpec) -> str | None:
+    """In what form KV is kept; None = as the model computes."""
+    return _text(engine.args, "--kv-cache-dtype")
+
+
 def _number(arguments: Sequence[str], flag: str) -> int | None:
-    """Value of a flag written as `--flag=5` or `--flag 5`; None when it is absent or not a plain number."""
+    """Value of a flag; None when it is absent or not a plain number."""
+    value = _text(arguments, flag)
+    return int(value) if value is not None and re.fullmatch(r"[0-9]+", value) else None
+
+
+def _text(arguments: Sequence[str], flag: str) -> str | None:
+    """Value of a flag written as `--flag=5` or `--flag 5`; the last one counts."""
     value = None
     for position, argument in enumerate(arguments):
         name, equals, text = argument.partition("=")
         if name.replace("_", "-") == flag:
             value = text if equals else next(iter(arguments[position + 1 : position + 2]), None)
-    return int(value) if value is not None and re.fullmatch(r"[0-9]+", value) else None
+    return value

@@ -17,6 +17,7 @@ from mooncake_core.config import (
     SloConfig,
     StoppingConfig,
 )
+from mooncake_operator.planning.manifests.capacity import kv_cache_dtype
 from mooncake_operator.planning.manifests.instances import as_documents, static_instances
 from mooncake_operator.planning.manifests.objects import (
     ADMIN_DIR,
@@ -66,6 +67,7 @@ def scheduler_config(plan: Plan) -> SchedulerConfig:
         namespace=shared_namespace(plan),
         instances_file=None if access else f"{reference(CONFIG_DIR[0])}/{INSTANCES_FILE}",
         profile=spec.engine.profile,
+        kv_cache_dtype=kv_cache_dtype(spec.engine),
         time_scale=spec.engine.time_scale,
         slo=_slo(spec.slo.ttft, spec.slo.tbt),
         routing=_routing(spec.scheduler.routing),

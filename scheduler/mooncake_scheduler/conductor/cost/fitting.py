@@ -72,11 +72,16 @@ class CostFitting:
         if tokens <= 0 or not 0.0 < seconds < float("inf"):
             return
         cached = max(0, min(cached, tokens - 1))
+        self.observe_computed(instance_class, tokens - cached, tokens * tokens - cached * cached, seconds)
+
+    def observe_computed(self, instance_class: str, tokens: int, squares: int, seconds: float) -> None:
+        """As `observe_prefill`, of one prompt or several together: Σ n − p and Σ n² − p² took `seconds`."""
+        if tokens <= 0 or not 0.0 < seconds < float("inf"):
+            return
         side = self._prefill.get(instance_class)
         if side is None:
             side = self._prefill[instance_class] = self._prefill_side(instance_class)
-        new = tokens - cached
-        side.observe((1.0, float(new), float(tokens * tokens - cached * cached)), new, seconds)
+        side.observe((1.0, float(tokens), float(squares)), tokens, seconds)
         a, b, c = side.constants()
         self._replace(instance_class, a_s=a, b_s_per_token=b, c_s_per_token2=c, cold_prefill=not side.warm)
 
