@@ -68,6 +68,9 @@ class Metrics:
             ["verb", "resource", "code"],
             registry=made,
         )
+        self.events = Counter(
+            "mooncake_kube_events", "Events for users, by what became of them", ["result"], registry=made
+        )
         self.request_s = Histogram(
             "mooncake_kube_request_duration_seconds", "How long requests took", ["verb"], registry=made
         )
@@ -83,6 +86,10 @@ class Metrics:
         """Count a request; status 0 = no answer."""
         self.requests.labels(verb, plural, str(status or "none")).inc()
         self.request_s.labels(verb).observe(seconds)
+
+    def observe_event(self, result: str) -> None:
+        """Count an Event: `posted`, `dropped` (too many of one object) or `failed`."""
+        self.events.labels(result).inc()
 
     def serve(self, address: str, port: int) -> tuple[WSGIServer, threading.Thread]:
         """Answer on a port of its own, in a thread.

@@ -88,7 +88,7 @@ class ClusterReconciler:
         self._schedulers = schedulers or Schedulers()
         self._stores = stores or Stores()
         self._clock = clock
-        self._events = EventRecorder(client, instance=settings.own_identity())
+        self._events = EventRecorder(client, instance=settings.own_identity(), observe=metrics.observe_event)
         self._status = StatusWriter(client, self._events)
         self._memories: dict[Key, _Memory] = {}
         self._drifted: list[Object] = []

@@ -69,7 +69,9 @@ class Workers:
             except QueueClosedError:
                 return
             try:
-                await self._pass(key)
+                # Every line that a pass logs names its cluster.
+                with structlog.contextvars.bound_contextvars(cluster=str(key)):
+                    await self._pass(key)
             finally:
                 self._queue.done(key)
 
@@ -100,7 +102,7 @@ class Workers:
         if isinstance(error, KubeError) and error.retry_after_s is not None:
             delay_s = max(delay_s, error.retry_after_s)
         self._queue.add_after(key, delay_s)
-        log = _log.bind(cluster=str(key), failures=self._backoff.failures(key), retry_in_s=round(delay_s, 2))
+        log = _log.bind(failures=self._backoff.failures(key), retry_in_s=round(delay_s, 2))
         if isinstance(error, (KubeError, TimeoutError)):
             # The API server's trouble is no fault of this program: no traceback.
             log.warning("pass failed", error=str(error) or type(error).__name__)
