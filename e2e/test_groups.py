@@ -1,6 +1,9 @@
 """Instances of two Pods on a real node: they serve, end as a whole, and lose no stream to an eviction."""
 
+import contextlib
 import json
+import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +17,7 @@ from e2e.kube import Kube, eventually, is_true
 EXAMPLE = Path(__file__).resolve().parent.parent / "examples" / "multi-pod.yaml"
 LEADER, WORKER = "big-prefill-p-0", "big-prefill-p-0-w1"
 READY_WITHIN_S = 300
-DRAIN_S = 120
+DRAIN_S = 40
 
 pytestmark = pytest.mark.timeout(900, func_only=True)
 
@@ -65,6 +68,8 @@ async def test_an_instance_of_two_pods_serves_and_is_recreated_as_a_whole(
     operator: Operator, kube: Kube, namespace: str
 ) -> None:
     cluster = operator.cluster
+    if cluster.own is None:
+        pytest.skip("kill -9 needs a node that is this machine; E2E_KUBECONFIG names another one")
     await kube.apply_all([manifest()], namespace)
     await ready(kube, namespace)
     before = await uids(kube, namespace, "prefill")
@@ -76,11 +81,7 @@ async def test_an_instance_of_two_pods_serves_and_is_recreated_as_a_whole(
         answer = await complete(session, url, 8)
         assert answer["usage"]["completion_tokens"] == 8
 
-        # The worker's engine ends by itself, as a crash would end it.
-        await cluster.kubectl(
-            *("exec", "--namespace", namespace, WORKER, "--container=engine", "--"),
-            *("python", "-c", "import os, signal; os.kill(1, signal.SIGTERM)"),
-        )
+        kill_worker(f"{LEADER}.big-prefill.{namespace}.svc")
 
         async def is_new() -> bool:
             return await is_another(kube, namespace, "prefill", before)
@@ -91,6 +92,18 @@ async def test_an_instance_of_two_pods_serves_and_is_recreated_as_a_whole(
         assert failure["instance"] == LEADER
         await ready(kube, namespace)
         assert (await complete(session, url, 8))["usage"]["completion_tokens"] == 8
+
+
+def kill_worker(leader: str) -> None:
+    """kill -9 of the engine that has joined a leader: the node's containers are processes of this machine."""
+    found = []
+    for place in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            words = place.read_bytes().decode(errors="replace").split("\0")
+            if "--headless" in words and leader in words:
+                found.append(int(place.parent.name))
+    (worker,) = found
+    os.kill(worker, signal.SIGKILL)
 
 
 async def test_a_worker_that_is_evicted_ends_after_the_streams_of_its_instance(
