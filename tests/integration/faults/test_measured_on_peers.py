@@ -4,47 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from mooncake_core.registry import Role
 from mooncake_scheduler.gateway.breaker import BreakerState
-from mooncake_testing.gateway import Gateway, gateway
+from mooncake_testing.gateway import gateway
 from mooncake_testing.raw_client import RawClient
 from mooncake_testing.scripted_engine import Act, ScriptedEngine, engines
+from mooncake_testing.scripted_pools import is_error, pools
 
 CONNECTORS = ["MooncakeConnector", "NixlConnector"]
 
 
-@asynccontextmanager
-async def pools(
-    folder: Path, connector: str, *, prefill: int = 1, decode: int = 1, **settings: Any
-) -> AsyncIterator[tuple[Gateway, list[ScriptedEngine], list[ScriptedEngine]]]:
-    first = [ScriptedEngine(f"p{n}", Role.PREFILL, connector) for n in range(prefill)]
-    second = [ScriptedEngine(f"d{n}", Role.DECODE, connector) for n in range(decode)]
-    async with (
-        engines(*first, *second),
-        gateway(folder, [engine.instance() for engine in (*first, *second)], **settings) as running,
-    ):
-        yield running, first, second
-
-
 def legs(wanted: list[ScriptedEngine]) -> int:
     return sum(len(engine.legs) for engine in wanted)
-
-
-def is_error(answer: Any, status: int) -> dict[str, Any]:
-    """The error of an OpenAI-shaped answer that names no worker."""
-    assert answer.status_code == status, answer.text
-    assert answer.headers["content-type"] == "application/json"
-    assert "127.0.0.1" not in answer.text
-    error: dict[str, Any] = answer.json()["error"]
-    assert set(error) >= {"message", "type", "code", "param"}
-    return error
 
 
 @pytest.mark.parametrize("connector", CONNECTORS)

@@ -1,52 +1,15 @@
 from __future__ import annotations
 
 import asyncio
-import json
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from mooncake_core.ledger import Limits, MemoryLedger, RefusalReason, Reservation
-from mooncake_core.registry import Role
-from mooncake_testing.gateway import Gateway, gateway
-from mooncake_testing.scripted_engine import Act, ScriptedEngine, engines
+from mooncake_testing.raw_client import RawClient
+from mooncake_testing.scripted_engine import Act
+from mooncake_testing.scripted_pools import pair
 from mooncake_testing.waiting import until
-
-
-@asynccontextmanager
-async def pair(
-    folder: Path, **settings: Any
-) -> AsyncIterator[tuple[Gateway, ScriptedEngine, ScriptedEngine]]:
-    prefill = ScriptedEngine("p", Role.PREFILL, "MooncakeConnector")
-    decode = ScriptedEngine("d", Role.DECODE, "MooncakeConnector")
-    async with (
-        engines(prefill, decode),
-        gateway(folder, [prefill.instance(), decode.instance()], **settings) as running,
-    ):
-        yield running, prefill, decode
-
-
-class RawClient:
-    """A client that can leave at any moment."""
-
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self.reader = reader
-        self.writer = writer
-
-    @classmethod
-    async def ask(cls, port: int, **fields: Any) -> RawClient:
-        client = cls(*await asyncio.open_connection("127.0.0.1", port))
-        body = json.dumps({"model": "tiny", "prompt": [1, 2, 3], "max_tokens": 4} | fields).encode()
-        head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n"
-        client.writer.write(head.encode() + body)
-        await client.writer.drain()
-        return client
-
-    def leave(self) -> None:
-        self.writer.transport.abort()
 
 
 @pytest.mark.parametrize("stream", [True, False])

@@ -2,34 +2,16 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from mooncake_core.registry import Role
-from mooncake_testing.gateway import Gateway, gateway
-from mooncake_testing.scripted_engine import Act, ScriptedEngine, engines
+from mooncake_testing.gateway import gateway
+from mooncake_testing.scripted_engine import Act, ScriptedEngine
+from mooncake_testing.scripted_pools import is_error, pools
 from mooncake_testing.waiting import until
 
 MOONCAKE = "MooncakeConnector"
-
-
-@asynccontextmanager
-async def cluster(
-    folder: Path, *, prefill: int = 1, decode: int = 1, both: int = 0, **settings: Any
-) -> AsyncIterator[tuple[Gateway, list[ScriptedEngine], list[ScriptedEngine]]]:
-    """Prefill and decode engines; with `both`, coupled ones instead (they come as the second list)."""
-    first = [ScriptedEngine(f"p{n}", Role.PREFILL, MOONCAKE) for n in range(prefill if not both else 0)]
-    second = [ScriptedEngine(f"d{n}", Role.DECODE, MOONCAKE) for n in range(decode if not both else 0)]
-    second += [ScriptedEngine(f"b{n}") for n in range(both)]
-    async with (
-        engines(*first, *second),
-        gateway(folder, [engine.instance() for engine in (*first, *second)], **settings) as running,
-    ):
-        yield running, first, second
 
 
 def script(wanted: list[ScriptedEngine], act: Act) -> None:
@@ -37,16 +19,6 @@ def script(wanted: list[ScriptedEngine], act: Act) -> None:
     acts = [act]
     for engine in wanted:
         engine.script = acts
-
-
-def is_error(answer: Any, status: int) -> dict[str, Any]:
-    """The error of an OpenAI-shaped answer that names no worker."""
-    assert answer.status_code == status, answer.text
-    assert answer.headers["content-type"] == "application/json"
-    assert "127.0.0.1" not in answer.text
-    error: dict[str, Any] = answer.json()["error"]
-    assert set(error) >= {"message", "type", "code", "param"}
-    return error
 
 
 FAULTS = {
@@ -62,7 +34,7 @@ FAULTS = {
 async def test_a_prefill_that_fails_is_tried_on_another_instance(
     tmp_path: Path, fault: str, stream: bool
 ) -> None:
-    async with cluster(tmp_path, prefill=2) as (running, prefill, decode):
+    async with pools(tmp_path, prefill=2) as (running, prefill, decode):
         script(prefill, FAULTS[fault])
         answer = await running.complete(stream=stream)
         assert answer.status_code == 200
@@ -76,7 +48,7 @@ async def test_a_prefill_that_fails_is_tried_on_another_instance(
 async def test_a_decode_that_fails_before_its_first_token_is_tried_on_another_instance(
     tmp_path: Path, fault: str, stream: bool
 ) -> None:
-    async with cluster(tmp_path, decode=2) as (running, _, decode):
+    async with pools(tmp_path, decode=2) as (running, _, decode):
         script(decode, FAULTS[fault])
         answer = await running.complete(stream=stream)
         assert answer.status_code == 200
@@ -87,7 +59,7 @@ async def test_a_decode_that_fails_before_its_first_token_is_tried_on_another_in
 async def test_staged_kv_that_was_not_touched_goes_to_the_other_decode_without_a_second_prefill(
     tmp_path: Path,
 ) -> None:
-    async with cluster(tmp_path, decode=2) as (running, prefill, decode):
+    async with pools(tmp_path, decode=2) as (running, prefill, decode):
         script(decode, FAULTS["503"])
         assert (await running.complete()).status_code == 200
         assert len(prefill[0].legs) == 1
@@ -97,7 +69,7 @@ async def test_staged_kv_that_was_not_touched_goes_to_the_other_decode_without_a
 
 
 async def test_staged_kv_that_may_have_been_taken_is_staged_anew_under_another_id(tmp_path: Path) -> None:
-    async with cluster(tmp_path, decode=2) as (running, prefill, decode):
+    async with pools(tmp_path, decode=2) as (running, prefill, decode):
         script(decode, FAULTS["500"])
         assert (await running.complete()).status_code == 200
         first, second = (leg.kv["transfer_id"] for leg in prefill[0].legs)
@@ -109,7 +81,7 @@ async def test_a_decode_whose_stream_begins_with_an_error_is_tried_on_another_in
     tmp_path: Path,
 ) -> None:
     event = b'data: {"error":{"message":"engine dead","code":500}}\n\n'
-    async with cluster(tmp_path, decode=2) as (running, _, decode):
+    async with pools(tmp_path, decode=2) as (running, _, decode):
         script(decode, Act(first_event=event))
         text = await running.stream()
         assert "error" not in text
@@ -119,7 +91,7 @@ async def test_a_decode_whose_stream_begins_with_an_error_is_tried_on_another_in
 
 async def test_a_stream_that_begins_with_the_clients_own_error_becomes_that_answer(tmp_path: Path) -> None:
     event = b'data: {"error":{"message":"too long","type":"BadRequestError","code":400}}\n\n'
-    async with cluster(tmp_path) as (running, _, decode):
+    async with pools(tmp_path) as (running, _, decode):
         decode[0].script = [Act(first_event=event)]
         error = is_error(await running.complete(stream=True), 400)
         assert error["message"] == "too long"
@@ -129,7 +101,7 @@ async def test_a_stream_that_begins_with_the_clients_own_error_becomes_that_answ
 @pytest.mark.parametrize("act", [Act(die_after=2), Act(end_after=2)], ids=["dies", "ends without its mark"])
 @pytest.mark.parametrize("both", [0, 1])
 async def test_a_stream_that_breaks_off_ends_with_an_error_event(tmp_path: Path, act: Act, both: int) -> None:
-    async with cluster(tmp_path, both=both) as (running, _, decode):
+    async with pools(tmp_path, both=both) as (running, _, decode):
         decode[0].script = [act]
         text = await running.stream(max_tokens=10)
         events = [event.removeprefix("data: ") for event in text.strip().split("\n\n")]
@@ -141,7 +113,7 @@ async def test_a_stream_that_breaks_off_ends_with_an_error_event(tmp_path: Path,
 
 
 async def test_a_stream_that_stalls_ends_with_an_error_event(tmp_path: Path) -> None:
-    async with cluster(tmp_path, stall_timeout_s=0.2) as (running, _, decode):
+    async with pools(tmp_path, stall_timeout_s=0.2) as (running, _, decode):
         decode[0].script = [Act(stall_after=2)]
         text = await running.stream(max_tokens=10)
         assert text.count("data: ") == 4
@@ -153,7 +125,7 @@ async def test_a_stream_that_stalls_ends_with_an_error_event(tmp_path: Path) -> 
 @pytest.mark.parametrize("stream", [True, False])
 async def test_a_decode_that_never_answers_is_given_up_with_504(tmp_path: Path, stream: bool) -> None:
     settings = {"first_token_timeout_s": 0.2, "request_timeout_s": 1}
-    async with cluster(tmp_path, **settings) as (running, _, decode):
+    async with pools(tmp_path, **settings) as (running, _, decode):
         decode[0].usual = Act(stall=True)
         error = is_error(await running.complete(stream=stream), 504)
         assert error["type"] == "server_error"
@@ -162,7 +134,7 @@ async def test_a_decode_that_never_answers_is_given_up_with_504(tmp_path: Path, 
 
 
 async def test_a_prefill_that_never_answers_is_aborted_and_not_waited_for_by_decode(tmp_path: Path) -> None:
-    async with cluster(tmp_path, prefill_timeout_s=0.2) as (running, prefill, decode):
+    async with pools(tmp_path, prefill_timeout_s=0.2) as (running, prefill, decode):
         prefill[0].usual = Act(stall=True)
         assert (await running.complete()).status_code == 200
         await asyncio.wait_for(prefill[0].legs[0].aborted.wait(), 5)
@@ -175,7 +147,7 @@ async def test_a_4xx_of_an_engine_is_passed_on_without_the_other_leg_or_a_retry(
     tmp_path: Path, which: str
 ) -> None:
     body = b'{"error":{"message":"temperature must be non-negative","type":"BadRequestError","code":400}}'
-    async with cluster(tmp_path, prefill=2, decode=2) as (running, prefill, decode):
+    async with pools(tmp_path, prefill=2, decode=2) as (running, prefill, decode):
         for engine in prefill if which == "prefill" else decode:
             engine.usual = Act(status=400, body=body)
         error = is_error(await running.complete(), 400)
@@ -186,7 +158,7 @@ async def test_a_4xx_of_an_engine_is_passed_on_without_the_other_leg_or_a_retry(
 
 
 async def test_an_error_that_names_a_worker_is_passed_on_without_its_words(tmp_path: Path) -> None:
-    async with cluster(tmp_path, both=1) as (running, _, both):
+    async with pools(tmp_path, both=1) as (running, _, both):
         body = json.dumps({"error": {"message": f"bad request to {both[0].url}"}}).encode()
         both[0].usual = Act(status=422, body=body)
         assert is_error(await running.complete(), 422)["message"] == "bad request"
@@ -196,7 +168,7 @@ async def test_an_error_that_names_a_worker_is_passed_on_without_its_words(tmp_p
 async def test_back_pressure_everywhere_is_passed_on_with_its_retry_after(
     tmp_path: Path, status: int
 ) -> None:
-    async with cluster(tmp_path, prefill=2) as (running, prefill, decode):
+    async with pools(tmp_path, prefill=2) as (running, prefill, decode):
         for engine in prefill:
             engine.usual = Act(status=status, headers={"Retry-After": "17"})
         answer = await running.complete()
@@ -207,7 +179,7 @@ async def test_back_pressure_everywhere_is_passed_on_with_its_retry_after(
 
 
 async def test_twenty_bad_requests_leave_the_next_good_one_unharmed(tmp_path: Path) -> None:
-    async with cluster(tmp_path, both=1) as (running, _, both):
+    async with pools(tmp_path, both=1) as (running, _, both):
         both[0].script = [Act(status=400, body=b"{}") for _ in range(20)]
         for _ in range(20):
             is_error(await running.complete(), 400)
@@ -215,7 +187,7 @@ async def test_twenty_bad_requests_leave_the_next_good_one_unharmed(tmp_path: Pa
 
 
 async def test_an_instance_that_keeps_failing_is_left_alone_and_tried_again_later(tmp_path: Path) -> None:
-    async with cluster(tmp_path, both=2) as (running, _, both):
+    async with pools(tmp_path, both=2) as (running, _, both):
         both[0].usual = Act(status=500)
         for _ in range(40):
             assert (await running.complete()).status_code == 200
@@ -236,7 +208,7 @@ async def test_without_an_instance_the_answer_is_503_with_retry_after(tmp_path: 
 
 
 async def test_killing_the_only_engine_gives_an_error_and_its_return_gives_answers(tmp_path: Path) -> None:
-    async with cluster(tmp_path, both=1) as (running, _, both):
+    async with pools(tmp_path, both=1) as (running, _, both):
         await running.complete()
         epoch = running.scheduler.services.roster.members["b0"].instance.epoch
         await both[0].kill()
@@ -252,7 +224,7 @@ async def test_killing_the_only_engine_gives_an_error_and_its_return_gives_answe
 
 
 async def test_a_dead_idle_connection_costs_nothing(tmp_path: Path) -> None:
-    async with cluster(tmp_path, both=1) as (running, _, both):
+    async with pools(tmp_path, both=1) as (running, _, both):
         await running.complete()
         await both[0].kill()
         await both[0].start()
@@ -262,7 +234,7 @@ async def test_a_dead_idle_connection_costs_nothing(tmp_path: Path) -> None:
 
 async def test_every_endpoint_reserves_and_releases(tmp_path: Path) -> None:
     hold = asyncio.Event()
-    async with cluster(tmp_path) as (running, _, decode):
+    async with pools(tmp_path) as (running, _, decode):
         decode[0].usual = Act(hold=hold)
         chat = {"model": "tiny", "messages": [{"role": "user", "content": "x"}], "max_tokens": 2}
         sent = [
@@ -284,7 +256,7 @@ async def test_a_decode_whose_staged_kv_died_with_its_prefill_is_placed_anew_at_
     tmp_path: Path, stream: bool
 ) -> None:
     """The decode hangs, as a real one does; only the prefill's own end tells that it waits in vain."""
-    async with cluster(tmp_path, prefill=2, first_token_timeout_s=60.0) as (running, prefill, decode):
+    async with pools(tmp_path, prefill=2, first_token_timeout_s=60.0) as (running, prefill, decode):
         decode[0].script = [Act(stall=True)]
         asked = asyncio.create_task(running.complete(stream=stream))
         await until(lambda: len(decode[0].legs) == 1)
@@ -298,7 +270,7 @@ async def test_a_decode_whose_staged_kv_died_with_its_prefill_is_placed_anew_at_
 
 
 async def test_a_stream_that_has_begun_goes_on_without_the_prefill_that_died(tmp_path: Path) -> None:
-    async with cluster(tmp_path) as (running, prefill, decode):
+    async with pools(tmp_path) as (running, prefill, decode):
         decode[0].script = [Act(tokens=4, gap_s=0.5)]
         asked = asyncio.create_task(running.stream())
         await until(lambda: len(decode[0].legs) == 1)

@@ -1,29 +1,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from mooncake_core.registry import Role
-from mooncake_testing.gateway import Gateway, gateway
+from mooncake_testing import scripted_pools
+from mooncake_testing.gateway import gateway
 from mooncake_testing.scripted_engine import Act, ScriptedEngine, engines
 
-
-@asynccontextmanager
-async def pair(
-    folder: Path, connector: str = "MooncakeConnector", **settings: Any
-) -> AsyncIterator[tuple[Gateway, ScriptedEngine, ScriptedEngine]]:
-    prefill = ScriptedEngine("p", Role.PREFILL, connector, cached_tokens=16)
-    decode = ScriptedEngine("d", Role.DECODE, connector, cached_tokens=39)
-    async with (
-        engines(prefill, decode),
-        gateway(folder, [prefill.instance(), decode.instance()], **settings) as running,
-    ):
-        yield running, prefill, decode
+pair = partial(scripted_pools.pair, cached_tokens=(16, 39))
 
 
 async def test_mooncake_legs_carry_exactly_the_fields_that_the_connector_expects(tmp_path: Path) -> None:

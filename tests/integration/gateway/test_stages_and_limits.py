@@ -6,8 +6,6 @@ import asyncio
 import json
 import os
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,23 +18,11 @@ from mooncake_scheduler.gateway.tokens import ModelFolder, mismatch, parity
 from mooncake_testing.gateway import Gateway, gateway, write_instances
 from mooncake_testing.raw_client import RawClient
 from mooncake_testing.scripted_engine import Act, ScriptedEngine, engines
+from mooncake_testing.scripted_pools import pair
 from mooncake_testing.toy_model import write_toy_model
 from mooncake_testing.waiting import until
 
 PROFILE = "llama3-70b-8xa800"
-
-
-@asynccontextmanager
-async def pair(
-    folder: Path, connector: str = "MooncakeConnector", decode: dict[str, Any] | None = None, **settings: Any
-) -> AsyncIterator[tuple[Gateway, ScriptedEngine, ScriptedEngine]]:
-    first = ScriptedEngine("p", Role.PREFILL, connector)
-    second = ScriptedEngine("d", Role.DECODE, connector)
-    async with (
-        engines(first, second),
-        gateway(folder, [first.instance(), second.instance(**(decode or {}))], **settings) as running,
-    ):
-        yield running, first, second
 
 
 # -- mode none
@@ -67,7 +53,7 @@ async def test_in_mode_none_decode_refuses_after_the_prefill_and_its_kv_is_freed
     tmp_path: Path, connector: str
 ) -> None:
     hold = asyncio.Event()
-    async with pair(tmp_path, connector, {"max_batch": 1}) as (running, prefill, decode):
+    async with pair(tmp_path, connector, decode={"max_batch": 1}) as (running, prefill, decode):
         decode.usual = Act(hold=hold)
         first = asyncio.ensure_future(running.complete())
         await decode.leg()
