@@ -2,7 +2,7 @@
 
 import asyncio
 import ipaddress
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from typing import Any, Self
 
@@ -82,6 +82,11 @@ class PlayedNodes:
         await asyncio.gather(*self._tasks, *played, return_exceptions=True)
         await nodes.remove(self._kube, self.names)
 
+    def pods(self) -> Iterator[tuple[Pod, bool]]:
+        """Pods on these nodes as last seen, each with whether its containers are ready."""
+        for played in self._played.values():
+            yield played.pod, played.ready
+
     def vanish(self, name: str) -> None:
         """The node stops to answer: no heartbeats, and nothing happens to its Pods any more."""
         self._silent.add(name)
@@ -138,6 +143,16 @@ class _Played:
         self._written: Mapping[str, Any] = {}
         self.changed = asyncio.Event()
         self.task = asyncio.create_task(self._play())
+
+    @property
+    def pod(self) -> Pod:
+        """The Pod as last seen."""
+        return self._pod
+
+    @property
+    def ready(self) -> bool:
+        """Whether its containers are."""
+        return self._life.stage == "Ready"
 
     def see(self, pod: Pod) -> None:
         """Take the Pod as it is now."""

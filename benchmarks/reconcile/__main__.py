@@ -1,0 +1,95 @@
+"""1 000 Pods to Ready, the operator against Deployments: `python benchmarks/reconcile`. The last line is JSON.
+
+Makes a cluster of its own (see `docs/adr/0021`), takes its one real node out, and measures inside of it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT))
+
+from accounts import AUDIT_POLICY
+
+from e2e.cluster import kubeconfig, network
+from e2e.cluster.cluster import Cluster, Options
+from e2e.cluster.errors import ClusterError
+
+CLUSTER = "reconcile"
+NOT_NEEDED = ("kubelet", "kube-proxy", "containerd", "coredns")
+"""Of no use to Pods that are played, and hungry: both sides are measured without."""
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--clusters", type=int, default=25, help="of two pools each (default: %(default)s)")
+    parser.add_argument("--instances", type=int, default=20, help="of each pool (default: %(default)s)")
+    parser.add_argument("--nodes", type=int, default=20, help="played nodes (default: %(default)s)")
+    parser.add_argument("--idle", type=float, default=180.0, help="seconds to watch for writes at rest")
+    parser.add_argument("--workers", type=int, help="passes at a time (default: the operator's)")
+    parser.add_argument("--profile", type=Path, help="write a cProfile of the operator to this file")
+    parser.add_argument("--keep-logs", type=Path, help="copy the operator's log and the audit log to this folder")
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="bench-reconcile-") as folder:
+        try:
+            return run(arguments, Path(folder))
+        except ClusterError as error:
+            print(f"error: {error}", file=sys.stderr)
+            return 1
+
+
+def run(arguments: argparse.Namespace, folder: Path) -> int:
+    """Measure in a cluster that is there for this alone; returns the exit code."""
+    policy, audit = folder / "audit-policy.yaml", folder / "audit.log"
+    policy.write_text(AUDIT_POLICY)
+    watched = [
+        f"--audit-policy-file={policy}",
+        f"--audit-log-path={audit}",
+        "--audit-log-mode=batch",
+        "--audit-log-maxsize=4096",
+    ]
+    cluster = Cluster(CLUSTER)
+    try:
+        cluster.start(say, Options(arguments={"kube-apiserver": watched}))
+        layout = cluster.layout
+        inside = folder / "admin.kubeconfig"
+        kubeconfig.write(layout, inside, "admin", f"https://{layout.node_ip}:{layout.apiserver_port}")
+        cluster.kubectl("delete", "node", layout.node)
+        for program in NOT_NEEDED:
+            cluster.kill(program)
+        # Whatever address a played Pod is given is an address of this machine, inside the namespace.
+        route = ["ip", "-n", layout.network_namespace, "route", "add", "local", "10.128.0.0/12", "dev", "lo"]
+        subprocess.run(route, check=True)
+        measure = [
+            sys.executable,
+            str(Path(__file__).with_name("measure.py")),
+            *("--kubeconfig", str(inside), "--audit", str(audit), "--folder", str(folder)),
+            *("--cluster", CLUSTER),
+            *("--clusters", str(arguments.clusters), "--instances", str(arguments.instances)),
+            *("--nodes", str(arguments.nodes), "--idle", str(arguments.idle)),
+        ]
+        if arguments.workers:
+            measure += ["--workers", str(arguments.workers)]
+        if arguments.profile:
+            measure += ["--profile", str(arguments.profile.resolve())]
+        status = subprocess.run(network.inside(layout, measure), check=False).returncode
+    finally:
+        cluster.stop()
+    if arguments.keep_logs:
+        arguments.keep_logs.mkdir(parents=True, exist_ok=True)
+        for file in (*folder.glob("*.log"), *folder.glob("*.err")):
+            (arguments.keep_logs / file.name).write_bytes(file.read_bytes())
+    return status
+
+
+def say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
