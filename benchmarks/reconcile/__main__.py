@@ -1,4 +1,4 @@
-"""1 000 Pods to Ready, the operator against Deployments: `python benchmarks/reconcile`. The last line is JSON.
+"""1 000 Pods to Ready, ours against Deployments: `python benchmarks/reconcile`. The last line is JSON.
 
 Makes a cluster of its own (see `docs/adr/0021`), takes its one real node out, and measures inside of it.
 """
@@ -11,14 +11,13 @@ import sys
 import tempfile
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT))
-
-from accounts import AUDIT_POLICY
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from e2e.cluster import kubeconfig, network
 from e2e.cluster.cluster import Cluster, Options
 from e2e.cluster.errors import ClusterError
+
+from accounts import AUDIT_POLICY
 
 CLUSTER = "reconcile"
 NOT_NEEDED = ("kubelet", "kube-proxy", "containerd", "coredns")
@@ -29,11 +28,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--clusters", type=int, default=25, help="of two pools each (default: %(default)s)")
     parser.add_argument("--instances", type=int, default=20, help="of each pool (default: %(default)s)")
+    parser.add_argument("--namespaces", type=int, help="shared by the clusters (default: one each)")
     parser.add_argument("--nodes", type=int, default=20, help="played nodes (default: %(default)s)")
     parser.add_argument("--idle", type=float, default=180.0, help="seconds to watch for writes at rest")
     parser.add_argument("--workers", type=int, help="passes at a time (default: the operator's)")
     parser.add_argument("--profile", type=Path, help="write a cProfile of the operator to this file")
-    parser.add_argument("--keep-logs", type=Path, help="copy the operator's log and the audit log to this folder")
+    parser.add_argument(
+        "--keep-logs", type=Path, help="copy the operator's log and the audit log to this folder"
+    )
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="bench-reconcile-") as folder:
         try:
@@ -73,8 +75,9 @@ def run(arguments: argparse.Namespace, folder: Path) -> int:
             *("--clusters", str(arguments.clusters), "--instances", str(arguments.instances)),
             *("--nodes", str(arguments.nodes), "--idle", str(arguments.idle)),
         ]
-        if arguments.workers:
-            measure += ["--workers", str(arguments.workers)]
+        for name in ("workers", "namespaces"):
+            if (value := getattr(arguments, name)) is not None:
+                measure += [f"--{name}", str(value)]
         if arguments.profile:
             measure += ["--profile", str(arguments.profile.resolve())]
         status = subprocess.run(network.inside(layout, measure), check=False).returncode

@@ -36,7 +36,7 @@ class _Reference(msgspec.Struct):
 class _Entry(msgspec.Struct):
     verb: str
     user: _User = msgspec.field(default_factory=_User)
-    objectRef: _Reference = msgspec.field(default_factory=_Reference)  # noqa: N815
+    objectRef: _Reference = msgspec.field(default_factory=_Reference)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,26 +9,25 @@ import os
 import subprocess
 import sys
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import aiohttp
 import uvloop
 import yaml
-from accounts import AuditLog, Call, Usage, counted, find_programs, usage_of
-from schedulers import CLUSTER_LABEL, ENGINES, ROLE_LABEL, PlayedSchedulers
-from workload import Object, cluster, deployments, secret
-
 from e2e.kube import Kube
 from e2e.played_kubelet import NodeShape, PlayedNodes
 
+from accounts import AuditLog, Call, Usage, counted, find_programs, usage_of
+from schedulers import ENGINES, ROLE_LABEL, PlayedSchedulers
+from workload import Object, cluster, deployments, secret
+
+ROOT = Path(__file__).resolve().parents[2]
 OURS, BUILT_IN = "ours", "built-in"
 ACCOUNT = "system:serviceaccount:mooncake-system:mooncake-operator"
 CONTROLLERS = tuple(
@@ -59,10 +58,14 @@ class Side:
     """One of the two, and how it fared."""
 
     name: str
-    namespace: str
+    namespaces: list[str]
     users: tuple[str, ...]
     program: str
     phases: dict[str, Phase] = field(default_factory=dict)
+
+    def namespace(self, number: int) -> str:
+        """Where a cluster, or what stands for it, lives."""
+        return self.namespaces[number % len(self.namespaces)]
 
 
 class Bench:
@@ -96,7 +99,9 @@ class Bench:
             if over:
                 break
             if self.operator is not None and self.operator.poll() is not None:
-                raise SystemExit(f"the operator ended by itself, with {self.operator.returncode}; see its log")
+                raise SystemExit(
+                    f"the operator ended by itself, with {self.operator.returncode}; see its log"
+                )
             if now_s > PATIENCE_S:
                 raise SystemExit(f"{side.name}, {phase}: not within {PATIENCE_S:.0f} s")
             if now_s - shown_s >= 2:
@@ -128,9 +133,7 @@ class Bench:
 
     def _usages(self) -> dict[str, Usage]:
         # The operator is a child of this process.
-        return {
-            name: usage_of(pid, with_children=pid != os.getpid()) for name, pid in self._programs.items()
-        }
+        return {name: usage_of(pid, with_children=pid != os.getpid()) for name, pid in self._programs.items()}
 
     def _phase(self, side: Side, seconds: float, before: dict[str, Usage]) -> Phase:
         now = self._usages()
@@ -146,13 +149,15 @@ class Bench:
     def ready(self, side: Side, is_current: Callable[[Object], bool]) -> Callable[[], tuple[int, bool]]:
         """Counts Ready Pods that are as wanted; over when all are, and no others are left."""
 
+        namespaces = frozenset(side.namespaces)
+
         def count() -> tuple[int, bool]:
             good = others = 0
             for pod, _ in self._played.pods():
                 metadata = pod["metadata"]
                 labels = metadata.get("labels") or {}
                 engine = labels.get(ROLE_LABEL) in ENGINES or "app" in labels
-                if metadata["namespace"] != side.namespace or not engine:
+                if metadata["namespace"] not in namespaces or not engine:
                     continue
                 if is_ready(pod) and "deletionTimestamp" not in metadata and is_current(pod):
                     good += 1
@@ -165,7 +170,7 @@ class Bench:
     async def gone(self, side: Side) -> None:
         """Wait until nothing of a side is left on the nodes."""
         say(f"{side.name:>9} removing")
-        while any(pod["metadata"]["namespace"] == side.namespace for pod, _ in self._played.pods()):
+        while any(pod["metadata"]["namespace"] in side.namespaces for pod, _ in self._played.pods()):
             await asyncio.sleep(0.5)
 
 
@@ -188,11 +193,12 @@ async def main(arguments: argparse.Namespace) -> None:
         PlayedSchedulers(played),
     ):
         await kube.apply_all(load(*sorted((ROOT / "crds").glob("*.yaml"))))
-        for name in ("built-in", "ours", "mooncake-system"):
-            await kube.create({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}})
         bench = Bench(arguments, kube, played)
-        built_in = Side(BUILT_IN, "built-in", CONTROLLERS, "kube-controller-manager")
-        ours = Side(OURS, "ours", (ACCOUNT,), "operator")
+        numbers = range(min(arguments.namespaces or arguments.clusters, arguments.clusters))
+        built_in = Side(BUILT_IN, [f"built-in-{n}" for n in numbers], CONTROLLERS, "kube-controller-manager")
+        ours = Side(OURS, [f"ours-{n}" for n in numbers], (ACCOUNT,), "operator")
+        for name in (*built_in.namespaces, *ours.namespaces, "mooncake-system"):
+            await kube.create({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}})
         await measure_deployments(bench, built_in, kube, arguments)
         await bench.gone(built_in)
         async with operator(arguments, kube) as process:
@@ -203,27 +209,32 @@ async def main(arguments: argparse.Namespace) -> None:
 
 async def measure_deployments(bench: Bench, side: Side, kube: Kube, arguments: argparse.Namespace) -> None:
     async def apply(time_scale: int) -> None:
-        wanted = deployments(
-            arguments.clusters, arguments.instances, side.namespace, time_scale=time_scale
-        )
+        wanted = [
+            deployment
+            for number in range(arguments.clusters)
+            for deployment in deployments(
+                number, arguments.instances, side.namespace(number), time_scale=time_scale
+            )
+        ]
         await asyncio.gather(*map(kube.apply, wanted))
 
     await bench.measure(side, "create", lambda: apply(10), bench.ready(side, lambda pod: True))
     await bench.measure(
         side, "change", lambda: apply(20), bench.ready(side, lambda pod: scale_of(pod) == "20")
     )
-    await kube.delete("Namespace", side.namespace)
+    for namespace in side.namespaces:
+        await kube.delete("Namespace", namespace)
 
 
 async def measure_clusters(bench: Bench, side: Side, kube: Kube, arguments: argparse.Namespace) -> None:
     async def apply(time_scale: int) -> None:
         wanted = [
-            cluster(number, arguments.instances, side.namespace, time_scale=time_scale)
+            cluster(number, arguments.instances, side.namespace(number), time_scale=time_scale)
             for number in range(arguments.clusters)
         ]
         await asyncio.gather(*map(kube.apply, wanted))
 
-    await kube.create(secret(side.namespace))
+    await asyncio.gather(*(kube.create(secret(namespace)) for namespace in side.namespaces))
     await bench.measure(side, "create", lambda: apply(10), bench.ready(side, lambda pod: True))
     await bench.measure(
         side, "change", lambda: apply(20), bench.ready(side, lambda pod: scale_of(pod) == "20")
@@ -249,7 +260,11 @@ async def operator(arguments: argparse.Namespace, kube: Kube) -> Any:
         command = [sys.executable, "-m", "cProfile", "-o", str(arguments.profile), "-m", "mooncake_operator"]
     with (folder / "operator.log").open("wb") as log, (folder / "operator.err").open("wb") as errors:
         process = subprocess.Popen(
-            command, env=os.environ | environment | {"KUBECONFIG": str(own)}, stdout=log, stderr=errors, cwd="/"
+            command,
+            env=os.environ | environment | {"KUBECONFIG": str(own)},
+            stdout=log,
+            stderr=errors,
+            cwd="/",
         )
     try:
         await leads(process)
@@ -276,7 +291,7 @@ async def leads(process: subprocess.Popen[bytes]) -> None:
 
 
 async def account(kube: Kube) -> str:
-    """A service account that may do everything; its token. (What it must be allowed is the chart's matter.)"""
+    """A service account that may do everything; its token. What it needs is the chart's matter."""
     namespace, name = "mooncake-system", "mooncake-operator"
     reference = {"kind": "ServiceAccount", "name": name, "namespace": namespace}
     await kube.create(
@@ -296,7 +311,11 @@ async def account(kube: Kube) -> str:
         }
     )
     path = f"/api/v1/namespaces/{namespace}/serviceaccounts/{name}/token"
-    asked = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {"expirationSeconds": 36000}}
+    asked = {
+        "apiVersion": "authentication.k8s.io/v1",
+        "kind": "TokenRequest",
+        "spec": {"expirationSeconds": 36000},
+    }
     token: str = (await kube.call("POST", path, asked))["status"]["token"]
     return token
 
@@ -312,7 +331,7 @@ def report(bench: Bench, built_in: Side, ours: Side) -> None:
         row(f"{phase}: RSS, MiB", sides, lambda p: f"{p.rss_mib:.0f}")
         for program in ours.phases[phase].cpu_s:
             row(f"{phase}: CPU s, {program}", sides, lambda p, n=program: f"{p.cpu_s.get(n, 0.0):.1f}")
-        for calls, number in counted(ours.phases[phase].calls).most_common(12):
+        for calls, number in counted(ours.phases[phase].calls).most_common(16):
             print(f"    {number:>6} {calls}")
     create, idle = ours.phases["create"], ours.phases["idle"]
     taken = {side.name: side.phases["create"].seconds for side in (built_in, ours)}
@@ -353,6 +372,7 @@ def parse() -> argparse.Namespace:
     for name in ("clusters", "instances", "nodes"):
         parser.add_argument(f"--{name}", type=int, required=True)
     parser.add_argument("--idle", type=float, required=True)
+    parser.add_argument("--namespaces", type=int)
     parser.add_argument("--workers", type=int)
     parser.add_argument("--profile", type=Path)
     return parser.parse_args()

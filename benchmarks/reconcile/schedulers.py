@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import Any
 
 from aiohttp import web
-
 from e2e.played_kubelet import PlayedNodes
+
 from mooncake_operator.planning import ClusterNames, Port
 
 CLUSTER_LABEL = "mooncake.io/cluster"

@@ -48,15 +48,14 @@ def secret(namespace: str) -> Object:
     }
 
 
-def deployments(clusters: int, instances: int, namespace: str, *, time_scale: int = 10) -> list[Object]:
-    """Two Deployments for each cluster, with the very Pods that the operator makes, its gate apart."""
-    made = []
-    for number in range(clusters):
-        spec = cluster(number, 1, namespace, time_scale=time_scale)
-        pods = render(MooncakeCluster.model_validate(spec), ClusterNames()).pods
-        for pod in pods:
-            made.append(_deployment(f"c{number}-{pod['metadata']['labels']['mooncake.io/role']}", instances, pod))
-    return made
+def deployments(number: int, instances: int, namespace: str, *, time_scale: int = 10) -> list[Object]:
+    """Two Deployments in place of a cluster, with the very Pods that the operator makes, its gate apart."""
+    spec = cluster(number, 1, namespace, time_scale=time_scale)
+    pods = render(MooncakeCluster.model_validate(spec), ClusterNames()).pods
+    return [
+        _deployment(f"c{number}-{pod['metadata']['labels']['mooncake.io/role']}", instances, pod)
+        for pod in pods
+    ]
 
 
 def _deployment(name: str, replicas: int, pod: Object) -> Object:

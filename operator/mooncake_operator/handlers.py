@@ -20,6 +20,7 @@ from mooncake_operator.kube.configuration import in_a_pod
 from mooncake_operator.kube.resources import CLUSTER, OWNED, POD, POOLS, Resource
 from mooncake_operator.metrics import Metrics
 from mooncake_operator.settings import Settings
+from mooncake_operator.stateless import NoDiffBase, NoProgress
 
 CLUSTER_LABEL = "mooncake.io/cluster"
 _MANAGED = "app.kubernetes.io/managed-by=mooncake-operator"
@@ -114,10 +115,10 @@ def kopf_settings(settings: Settings) -> kopf.OperatorSettings:
     chosen.posting.enabled = False
     chosen.posting.loggers = False
     chosen.scanning.disabled = not settings.scan
-    # Unused, for no handler keeps state; but the defaults would clash with another kopf operator's.
+    # Unused, for no handler keeps state; but the default would clash with another kopf operator's.
     chosen.persistence.finalizer = "mooncake.io/kopf"
-    chosen.persistence.progress_storage = kopf.AnnotationsProgressStorage(prefix="kopf.mooncake.io")
-    chosen.persistence.diffbase_storage = kopf.AnnotationsDiffBaseStorage(prefix="kopf.mooncake.io")
+    chosen.persistence.progress_storage = NoProgress()
+    chosen.persistence.diffbase_storage = NoDiffBase()
     # The process has its own deadline for stopping, and starts kopf again when its watching fails.
     chosen.process.ultimate_exiting_timeout = None
     return chosen

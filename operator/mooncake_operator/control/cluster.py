@@ -37,7 +37,7 @@ from mooncake_operator.kube.resources import (
     uid_of,
 )
 from mooncake_operator.metrics import Metrics
-from mooncake_operator.planning import ClusterNames, Credentials, DesiredWorld, reasons, render
+from mooncake_operator.planning import ClusterNames, Credentials, DesiredWorld, reasons, render_plan
 from mooncake_operator.planning.actions import Finding
 from mooncake_operator.planning.instances import Phase
 from mooncake_operator.planning.manifests.plan import Plan as RenderPlan
@@ -203,7 +203,7 @@ class _Pass:
         images = self._shared._settings.images
         try:
             made = plan_of(effective, ClusterNames(), standalone, images=images, credentials=credentials)
-            desired = render(effective, ClusterNames(), standalone, images=images, credentials=credentials)
+            desired = render_plan(made, with_pods=False)
         except ValueError as error:
             self._findings.append(Finding(reasons.INVALID_SPEC, str(error)))
             return None, None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from mooncake_operator.control.contract import Key
@@ -19,9 +19,12 @@ from mooncake_operator.kube.resources import (
     Resource,
     is_terminating,
     name_of,
+    uid_of,
 )
 
 CLUSTER_LABEL = "mooncake.io/cluster"
+CLUSTER_FIELD = "spec.clusterRef.name"
+MANAGED = {"app.kubernetes.io/managed-by": "mooncake-operator"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +35,8 @@ class World:
     pools: tuple[Object, ...] = ()
     """Those that refer to the cluster, whoever wrote them."""
     pods: tuple[Object, ...] = ()
-    """All Pods of the namespace."""
+    """The cluster's, and of Pods that are none of the product's their metadata: they may have a name that is
+    wanted. (Should one of another cluster have it, its creation is refused.)"""
     owned: Mapping[tuple[str, str], Object] | None = None
     """All else that bears the cluster's label, by kind and name."""
     namespace_terminating: bool = False
@@ -52,26 +56,28 @@ async def gather(client: Client, key: Key) -> World:
     try:
         async with asyncio.TaskGroup() as group:
             cluster = group.create_task(_cluster(client, key))
-            pools = [group.create_task(list_known(client, pool, key.namespace)) for pool in POOLS]
-            # All of them, for a foreign Pod may have a name that is wanted.
-            pods = group.create_task(list_known(client, POD, key.namespace))
-            owned = [group.create_task(list_known(client, kind, key.namespace, labels)) for kind in OWNED]
+            pools = [
+                group.create_task(list_known(client, pool, key.namespace, fields={CLUSTER_FIELD: key.name}))
+                for pool in POOLS
+            ]
+            pods = group.create_task(list_known(client, POD, key.namespace, labels=labels))
+            strangers = group.create_task(
+                list_known(client, POD, key.namespace, without=MANAGED, metadata_only=True)
+            )
+            owned = [
+                group.create_task(list_known(client, kind, key.namespace, labels=labels)) for kind in OWNED
+            ]
     except ExceptionGroup as errors:
         # One is enough to know why there is no picture, and keeps its type.
         raise errors.exceptions[0] from None
-    own_pools = tuple(
-        pool
-        for task in pools
-        for pool in task.result()
-        if pool.get("spec", {}).get("clusterRef", {}).get("name") == key.name
-    )
+    own_pools = tuple(pool for task in pools for pool in task.result())
     found = cluster.result()
     # Only a deletion makes it worth asking: namespaces are deleted by deleting what is in them.
     ends = any(is_terminating(obj) for obj in (*own_pools, *([found] if found else [])))
     return World(
         cluster=found,
         pools=own_pools,
-        pods=tuple(pods.result()),
+        pods=_once_each(pods.result(), strangers.result()),
         owned={(obj["kind"], name_of(obj)): obj for task in owned for obj in task.result()},
         namespace_terminating=ends and await _namespace_ends(client, key.namespace),
     )
@@ -85,7 +91,14 @@ async def _cluster(client: Client, key: Key) -> Object | None:
 
 
 async def list_known(
-    client: Client, resource: Resource, namespace: str | None, labels: Mapping[str, str] | None = None
+    client: Client,
+    resource: Resource,
+    namespace: str | None,
+    *,
+    labels: Mapping[str, str] | None = None,
+    without: Mapping[str, str] | None = None,
+    fields: Mapping[str, str] | None = None,
+    metadata_only: bool = False,
 ) -> list[Object]:
     """All objects of a kind; none where its CustomResourceDefinition is not there, or no longer.
 
@@ -93,9 +106,17 @@ async def list_known(
         KubeError: the API server does not answer, or does not allow it.
     """
     try:
-        return await client.list_all(resource, namespace, labels=labels)
+        return await client.list_all(
+            resource, namespace, labels=labels, without=without, fields=fields, metadata_only=metadata_only
+        )
     except NotFoundError:
         return []
+
+
+def _once_each(pods: Sequence[Object], strangers: Sequence[Object]) -> tuple[Object, ...]:
+    """All Pods; of one that bears the cluster's label and is nobody's, what is known in full."""
+    known = {uid_of(pod) for pod in pods}
+    return (*pods, *(pod for pod in strangers if uid_of(pod) not in known))
 
 
 async def _namespace_ends(client: Client, namespace: str) -> bool:

@@ -21,6 +21,8 @@ from mooncake_operator.kube.errors import GoneError, KubeError, UnavailableError
 from mooncake_operator.kube.resources import Object, Resource, name_of, resource_of
 from mooncake_operator.kube.retry import Chance, RetryRules
 
+_JSON = "application/json"
+_METADATA = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
 _APPLY = "application/apply-patch+yaml"
 _PATCHES = {
     "json": "application/json-patch+json",
@@ -84,15 +86,31 @@ class Client:
         namespace: str | None = None,
         *,
         labels: Mapping[str, str] | None = None,
+        without: Mapping[str, str] | None = None,
         fields: Mapping[str, str] | None = None,
+        metadata_only: bool = False,
     ) -> list[Object]:
-        """Read all objects of a namespace, or of all, that have these labels and fields; in pages.
+        """Read all objects of a namespace, or of all, that are selected; in pages.
 
         Items are given `kind` and `apiVersion`, which the API server leaves out.
+
+        Args:
+            resource: the kind.
+            namespace: None = all.
+            labels: that they must have.
+            without: labels that they must not have.
+            fields: that they must have, of those that the kind can be selected by.
+            metadata_only: leave all but `metadata` where it is.
         """
+        selectors = {
+            "labelSelector": [*_pairs(labels, "="), *_pairs(without, "!=")],
+            "fieldSelector": _pairs(fields, "="),
+        }
+        query = {name: ",".join(terms) for name, terms in selectors.items() if terms}
+        accept = _METADATA if metadata_only else _JSON
         for attempt in (1, 2):
             try:
-                return await self._pages(resource, namespace, labels or {}, fields or {})
+                return await self._pages(resource, namespace, query, accept)
             except GoneError:
                 # The snapshot behind the pages was compacted away: only a fresh list is consistent.
                 if attempt == 2:
@@ -166,21 +184,16 @@ class Client:
         await self._call("DELETE", resource, resource.path(namespace, name), body=body)
 
     async def _pages(
-        self,
-        resource: Resource,
-        namespace: str | None,
-        labels: Mapping[str, str],
-        fields: Mapping[str, str],
+        self, resource: Resource, namespace: str | None, selectors: Mapping[str, str], accept: str
     ) -> list[Object]:
-        query = {"limit": str(_LARGEST_PAGE)}
-        for name, wanted in (("labelSelector", labels), ("fieldSelector", fields)):
-            if wanted:
-                query[name] = ",".join(f"{key}={value}" for key, value in sorted(wanted.items()))
+        query = {"limit": str(_LARGEST_PAGE), **selectors}
+        identity = {"apiVersion": resource.api_version, "kind": resource.kind}
         found: list[Object] = []
         while True:
-            page = await self._call("GET", resource, resource.path(namespace), query=query, verb="list")
-            for item in page.get("items") or ():
-                found.append({"apiVersion": resource.api_version, "kind": resource.kind, **item})
+            page = await self._call(
+                "GET", resource, resource.path(namespace), query=query, verb="list", accept=accept
+            )
+            found += [{**item, **identity} for item in page.get("items") or ()]
             token = page.get("metadata", {}).get("continue")
             if not token:
                 return found
@@ -194,15 +207,16 @@ class Client:
         *,
         body: Any = None,
         query: Mapping[str, str] | None = None,
-        content_type: str = "application/json",
+        content_type: str = _JSON,
         verb: str | None = None,
+        accept: str = _JSON,
     ) -> Object:
         # A POST that was lost on the way back would answer AlreadyExists, and look like someone else's.
         repeatable = method != "POST"
         attempt = 1
         while True:
             try:
-                return await self._once(method, resource, path, body, query or {}, content_type, verb)
+                return await self._once(method, resource, path, body, query or {}, content_type, verb, accept)
             except KubeError as error:
                 wait_s = self._rules.wait_s(attempt, error, repeatable=repeatable, chance=self._chance)
                 if wait_s is None:
@@ -219,12 +233,13 @@ class Client:
         query: Mapping[str, str],
         content_type: str,
         verb: str | None,
+        accept: str,
     ) -> Object:
         if asyncio.get_running_loop() is not self._loop:
             raise RuntimeError("a Client belongs to the event loop it was opened in: `async with Client(…)`")
         began_s, status = time.monotonic(), 0
         try:
-            status, content, headers = await self._exchange(method, path, body, query, content_type)
+            status, content, headers = await self._exchange(method, path, body, query, content_type, accept)
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             said = str(error) or type(error).__name__
             raise UnavailableError(0, "NoAnswer", f"the API server does not answer: {said}") from error
@@ -235,9 +250,9 @@ class Client:
         return _object(status, content)
 
     async def _exchange(
-        self, method: str, path: str, body: Any, query: Mapping[str, str], content_type: str
+        self, method: str, path: str, body: Any, query: Mapping[str, str], content_type: str, accept: str
     ) -> tuple[int, bytes, Mapping[str, str]]:
-        headers = {"Accept": "application/json", "Content-Type": content_type, "User-Agent": _USER_AGENT}
+        headers = {"Accept": accept, "Content-Type": content_type, "User-Agent": _USER_AGENT}
         await self._api.update_params_for_auth(headers, [], ["BearerToken"], path, method, body)
         url = f"{self._api.configuration.host}{path}"
         if query:
@@ -257,3 +272,7 @@ def _object(status: int, content: bytes) -> Object:
     if not isinstance(decoded, dict):
         raise UnavailableError(status, "BadAnswer", "the API server's answer is no object")
     return decoded
+
+
+def _pairs(wanted: Mapping[str, str] | None, operator: str) -> list[str]:
+    return [f"{key}{operator}{value}" for key, value in sorted((wanted or {}).items())]

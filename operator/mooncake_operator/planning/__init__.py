@@ -1,7 +1,7 @@
 """Pure planning: desired specs in, desired objects out; no clock, no chance, no I/O."""
 
 from mooncake_operator.planning.manifests.plan import Credentials, Images
-from mooncake_operator.planning.manifests.render import DesiredWorld, pod_names, render
+from mooncake_operator.planning.manifests.render import DesiredWorld, pod_names, render, render_plan
 from mooncake_operator.planning.names import BLOCK_PORTS, ClusterNames, LocalNames, Names, Port
 
 __all__ = [
@@ -15,4 +15,5 @@ __all__ = [
     "Port",
     "pod_names",
     "render",
+    "render_plan",
 ]

@@ -80,6 +80,22 @@ async def test_lists_come_whole_whatever_the_page(
     assert {item["kind"] for item in found} == {"ConfigMap"}
 
 
+async def test_what_is_listed_can_be_told_by_labels_and_fields_and_be_metadata_only(
+    client: Client, namespace: str
+) -> None:
+    await client.create(config_map(namespace, "ours", a="1"), manager="test")
+    theirs = config_map(namespace, "theirs", a="1")
+    theirs["metadata"]["labels"] = {"test": "no"}
+    await client.create(theirs, manager="test")
+    found = await client.list_all(CONFIG_MAP, namespace, without={"test": "yes"}, metadata_only=True)
+    assert "theirs" in {item["metadata"]["name"] for item in found}
+    assert "ours" not in {item["metadata"]["name"] for item in found}
+    assert {(item["kind"], item["apiVersion"]) for item in found} == {("ConfigMap", "v1")}
+    assert not any("data" in item for item in found)
+    (named,) = await client.list_all(CONFIG_MAP, namespace, fields={"metadata.name": "ours"})
+    assert named["data"] == {"a": "1"}
+
+
 async def test_rules_of_the_crds_come_back_as_what_to_write(client: Client, namespace: str) -> None:
     cluster = {
         "apiVersion": CLUSTER.api_version,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import kopf
 import pytest
 
 from mooncake_operator.control.contract import Key
@@ -41,6 +42,18 @@ def test_kopf_neither_peers_nor_watches_what_is_not_ours() -> None:
     chosen = kopf_settings(Settings())
     assert chosen.peering.standalone
     assert chosen.watching.label_selectors["pods"] == "app.kubernetes.io/managed-by=mooncake-operator"
+
+
+def test_kopf_works_out_no_difference_that_nobody_asks_for() -> None:
+    chosen = kopf_settings(Settings()).persistence
+    body = kopf.Body({"metadata": {"annotations": {"a": "1"}}, "spec": {"replicas": 1}})
+    essence = chosen.diffbase_storage.build(body=body)
+    assert chosen.progress_storage.clear(essence=essence) == {}
+    assert chosen.diffbase_storage.fetch(body=body) is None
+    patch = kopf.Patch()
+    chosen.diffbase_storage.store(body=body, patch=patch, essence=essence)
+    chosen.progress_storage.touch(body=body, patch=patch, value="now")
+    assert not patch
 
 
 def test_settings_come_from_the_environment() -> None:

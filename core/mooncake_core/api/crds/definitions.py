@@ -121,6 +121,8 @@ def definition(kind: str) -> Schema:
         "storage": True,
         "schema": {"openAPIV3Schema": _root_schema(KINDS[kind])},
         "subresources": subresources,
+        # So that a cluster's pools can be asked for: those written on their own bear no label of it.
+        **({"selectableFields": [{"jsonPath": ".spec.clusterRef.name"}]} if resource.scalable else {}),
         "additionalPrinterColumns": [column.document() for column in resource.columns],
     }
     return {

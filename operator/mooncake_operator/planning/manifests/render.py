@@ -92,20 +92,39 @@ def render(
         credentials=credentials or Credentials(),
         present=present,
     )
+    return render_plan(plan)
+
+
+def render_plan(plan: Plan, *, with_pods: bool = True) -> DesiredWorld:
+    """The desired world of a plan.
+
+    Args:
+        plan: made by `plan_of`.
+        with_pods: leave the Pods out where each is made from its pool's ControllerRevision instead.
+
+    Raises:
+        ValueError: a password is missing.
+        KeyError: as `render`.
+    """
     redis_pods, redis_services, redis_secrets = redis_objects(plan)
-    engines = [pod for pool in plan.engine_pools for pod in engine_pods(plan, pool)]
-    stored = store_pods(plan, plan.store) if plan.store is not None else []
     return DesiredWorld(
-        pools=tuple(pool.manifest() for pool in inline_pools(cluster)),
-        pods=(*redis_pods, *stored, *engines),
+        pools=tuple(pool.manifest() for pool in inline_pools(plan.cluster)),
+        pods=(*redis_pods, *_pods(plan)) if with_pods else (),
         deployments=(scheduler_deployment(plan),),
-        scheduler_pods=tuple(scheduler_pods(plan)),
+        scheduler_pods=tuple(scheduler_pods(plan)) if with_pods else (),
         services=(*services(plan), *redis_services),
         config_maps=(scheduler_config_map(plan), *_engine_config_maps(plan)),
         secrets=(*redis_secrets, *admin_secret(plan)),
         disruption_budgets=tuple(disruption_budgets(plan)),
         network_policies=tuple(network_policies(plan)),
     )
+
+
+def _pods(plan: Plan) -> Iterator[Object]:
+    if plan.store is not None:
+        yield from store_pods(plan, plan.store)
+    for pool in plan.engine_pools:
+        yield from engine_pods(plan, pool)
 
 
 def pod_names(cluster: MooncakeCluster, pools: Sequence[Pool] = ()) -> list[str]:
