@@ -287,21 +287,35 @@ def _conductor(config: SchedulerConfig, keys: ApiKeys) -> Conductor:
         )
     except policies.UnknownPolicyError as error:
         raise ConfigError(f"routing.policy: {error}") from error
-    costs = CostModels(default=CostModel(kv_bytes_per_token=_kv_bytes_per_token(config), cold=True))
-    if config.profile is not None:
-        if config.profile not in PROFILES:
-            raise ConfigError(f"profile: {config.profile!r} is unknown: write one of {', '.join(PROFILES)}")
-        costs = CostModels(default=CostModel.from_profile(PROFILES[config.profile]))
     return Conductor(
         policy,
         Admission(admission.mode, admission.headroom),
-        costs,
+        starting_costs(config),
         random.Random(routing.seed),
         priority_floor=admission.priority_floor,
         weights=keys.weights,
         default_output_tokens=config.default_output_tokens,
         ttft_percentile=config.slo.ttft_percentile,
     )
+
+
+def starting_costs(config: SchedulerConfig) -> CostModels:
+    """The cost models before anything was learnt.
+
+    Raises:
+        ConfigError: the profile is unknown.
+    """
+    if config.profile is None:
+        return CostModels(default=CostModel(kv_bytes_per_token=_kv_bytes_per_token(config), cold=True))
+    profile = PROFILES.get(config.profile)
+    if profile is None:
+        raise ConfigError(f"profile: {config.profile!r} is unknown: write one of {', '.join(PROFILES)}")
+    # Else a pool of several Pods would be refused work, until it is learnt how much more it can do.
+    by_pool = {
+        pool: CostModel.from_profile(profile.over(shape.pods, tensor=shape.tensor, pipeline=shape.pipeline))
+        for pool, shape in config.shapes.items()
+    }
+    return CostModels(by_pool, default=CostModel.from_profile(profile))
 
 
 def _kv_bytes_per_token(config: SchedulerConfig) -> int:

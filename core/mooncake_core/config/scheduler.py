@@ -77,6 +77,14 @@ class StoppingConfig(ConfigDocument):
     """How long after that streams may go on; what is left then is broken off."""
 
 
+class InstanceShape(ConfigDocument):
+    """How the model is spread over the Pods of one instance, and over their GPUs."""
+
+    pods: int = Field(default=1, ge=1)
+    tensor: int = Field(default=1, ge=1)
+    pipeline: int = Field(default=1, ge=1)
+
+
 class SchedulerConfig(ConfigDocument):
     """All that a scheduler process is told."""
 
@@ -95,6 +103,8 @@ class SchedulerConfig(ConfigDocument):
     """Without Redis: a JSON list of instances (`core.registry.Instance`), read again when it changes."""
     profile: str | None = None
     """Name of the profile whose constants the cost models start from; None = cold, learned online."""
+    shapes: dict[str, InstanceShape] = Field(default_factory=dict)
+    """By pool, where instances have several Pods: each Pod has the profile's speed."""
     kv_cache_dtype: str | None = None
     """In what form engines keep KV (vLLM's `--kv-cache-dtype`); None = as the model computes. With the model
     folder it says how many bytes a token takes, where no profile does."""

@@ -9,7 +9,7 @@ import time
 import pytest
 
 from mooncake_core.api import parse_object
-from mooncake_core.config import SidecarConfig
+from mooncake_core.config import SchedulerConfig, SidecarConfig
 from mooncake_core.profiles import LLAMA3_70B_A800
 from mooncake_operator.planning import ClusterNames, Credentials, Images, LocalNames, pod_names, render
 from mooncake_operator.planning.actions import CreatePod
@@ -17,6 +17,8 @@ from mooncake_operator.planning.manifests.plan import plan_of
 from mooncake_operator.planning.manifests.revisions import controller_revision, owner_reference, pod_of
 from mooncake_operator.planning.reading import observed_pod, observed_revision
 from mooncake_operator.planning.wishes import Identity, desired_cluster
+from mooncake_scheduler.app import starting_costs
+from mooncake_scheduler.conductor.cost import CostModel
 from mooncake_simulator.engine.options import parse
 
 SECRETS = Credentials(redis_password="s3cret")
@@ -221,6 +223,22 @@ def test_simulated_engines_understand_what_leader_and_worker_are_told():
     sidecar = env_of(pods["q-prefill-p-0"]["spec"]["containers"][1])["MOONCAKE_SIDECAR_CONFIG"]
     capacity = SidecarConfig.model_validate_json(sidecar).kv_capacity_tokens
     assert capacity == 2 * LLAMA3_70B_A800.kv_capacity_tokens // 512 * 512
+
+
+def test_schedulers_start_from_the_speed_of_all_pods_of_an_instance():
+    world = render(cluster(engine=SIMULATED), ClusterNames(), credentials=SECRETS)
+    (text,) = [m["data"]["scheduler.json"] for m in world.config_maps if "scheduler.json" in m["data"]]
+    costs = starting_costs(SchedulerConfig.model_validate_json(text))
+    one, two = LLAMA3_70B_A800, LLAMA3_70B_A800.over(2, tensor=8, pipeline=2)
+    assert costs.of_class("q-prefill") == CostModel.from_profile(two)
+    assert costs.of_class("q-decode") == CostModel.from_profile(one)
+    assert costs.of_class("q-prefill").prefill_s(8192, 0) == costs.of_class("q-decode").prefill_s(8192, 0) / 2
+
+
+def test_real_engines_are_learnt():
+    world = render(cluster(), ClusterNames(), credentials=SECRETS)
+    (text,) = [m["data"]["scheduler.json"] for m in world.config_maps if "scheduler.json" in m["data"]]
+    assert SchedulerConfig.model_validate_json(text).shapes == {}
 
 
 @pytest.mark.parametrize(

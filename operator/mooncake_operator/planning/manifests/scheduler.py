@@ -11,6 +11,7 @@ from mooncake_core.config import (
     AdmissionConfig,
     AdmissionMode,
     AuthConfig,
+    InstanceShape,
     ListenConfig,
     RoutingConfig,
     SchedulerConfig,
@@ -67,6 +68,7 @@ def scheduler_config(plan: Plan) -> SchedulerConfig:
         namespace=shared_namespace(plan),
         instances_file=None if access else f"{reference(CONFIG_DIR[0])}/{INSTANCES_FILE}",
         profile=spec.engine.profile,
+        shapes=_shapes(plan),
         kv_cache_dtype=kv_cache_dtype(spec.engine),
         time_scale=spec.engine.time_scale,
         slo=_slo(spec.slo.ttft, spec.slo.tbt),
@@ -184,6 +186,22 @@ def _storage(plan: Plan) -> tuple[list[Object], list[Object], list[Object]]:
 def _stopping(plan: Plan) -> StoppingConfig:
     lag_s = plan.names.endpoints_lag_s
     return StoppingConfig(announced_s=lag_s, streams_s=_GRACE_S - lag_s - _LAST_WRITES_S)
+
+
+def _shapes(plan: Plan) -> dict[str, InstanceShape]:
+    """Pools whose instances are faster than the profile says; real engines have none, they are learnt."""
+    if plan.cluster.spec.engine.profile is None:
+        return {}
+    instances = {pool.name: pool.spec.instance for pool in plan.engine_pools}
+    return {
+        name: InstanceShape(
+            pods=instance.size,
+            tensor=instance.parallelism.tensor,
+            pipeline=instance.parallelism.pipeline,
+        )
+        for name, instance in instances.items()
+        if instance.size > 1
+    }
 
 
 def _auth(plan: Plan) -> AuthConfig:
