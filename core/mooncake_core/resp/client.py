@@ -7,7 +7,8 @@ import random
 from collections.abc import Callable, Sequence
 
 from mooncake_core.resp.address import Address
-from mooncake_core.resp.connection import Argument, Connection, Reply, ReplyError
+from mooncake_core.resp.connection import Argument, Connection, Reply
+from mooncake_core.resp.errors import ReplyError
 from mooncake_core.resp.script import Script
 
 _BACKOFF_FIRST_S = 0.05

@@ -9,6 +9,9 @@ from typing import Any, TypeAlias, cast
 
 import hiredis
 
+from mooncake_core.resp.errors import DeadlineError, ReplyError, UnavailableError
+from mooncake_core.resp.pending import Pending
+
 Argument: TypeAlias = bytes | str | int | float | memoryview
 Reply: TypeAlias = Any
 """bytes, int, None, or a list of these."""
@@ -27,41 +30,12 @@ POSTED_WITHIN_S = 0.005
 _pack = cast("Callable[[Sequence[Argument]], bytes]", hiredis.pack_command)
 
 
-class ReplyError(Exception):
-    """Redis answered with an error; the message is Redis' own and starts with its code (`WRONGTYPE …`)."""
-
-    @property
-    def code(self) -> str:
-        """First word of the error."""
-        return str(self).partition(" ")[0]
-
-
-class UnavailableError(ReplyError, ConnectionError):
-    """Redis is there but cannot serve now: loading, full, busy, or no longer the primary."""
-
-
-class DeadlineError(ConnectionError):
-    """The reply did not come within the call's time. Whether the command was carried out is not known."""
-
-
 def _error(text: str) -> ReplyError:
     # Inside a script the code of the failed command stands behind the script's own "ERR".
     code = text.partition(" ")[0]
     if code in _UNAVAILABLE_CODES or "-OOM " in text or "-READONLY " in text:
         return UnavailableError(text)
     return ReplyError(text)
-
-
-class _Waiter:
-    """Who waits for the next reply, or for a list of the next `many`; without a future nobody does."""
-
-    __slots__ = ("deadline_s", "future", "many", "replies")
-
-    def __init__(self, future: asyncio.Future[Reply] | None, deadline_s: float, many: int = 0) -> None:
-        self.future = future
-        self.deadline_s = deadline_s
-        self.many = many
-        self.replies: list[Reply] | None = [] if many else None
 
 
 class Connection(asyncio.Protocol):
@@ -85,7 +59,7 @@ class Connection(asyncio.Protocol):
         self._stall_s = stall_s
         self._on_error = on_error
         self._reader = hiredis.Reader(replyError=_error, notEnoughData=_NOT_YET)
-        self._waiters: deque[_Waiter] = deque()
+        self._waiters: deque[Pending] = deque()
         self._transport: asyncio.Transport | None = None
         self._posted: list[bytes] = []
         self._posting: asyncio.Handle | None = None
@@ -101,25 +75,25 @@ class Connection(asyncio.Protocol):
         """Whether a command would be sent now."""
         return self._transport is not None and not self._transport.is_closing()
 
-    def request(self, commands: Sequence[Sequence[Argument]], timeout_s: float) -> asyncio.Future[Reply]:
-        """Send commands in one write; the future gets the list of replies, or the first error among them."""
-        waiter = _Waiter(self._loop.create_future(), self._loop.time() + timeout_s, many=len(commands))
-        self._expect(waiter)
+    def request(self, commands: Sequence[Sequence[Argument]], timeout_s: float) -> Pending:
+        """Send commands in one write; awaited it gives the list of replies, or the first error of them."""
+        pending = Pending(self._loop, self._loop.time() + timeout_s, many=len(commands))
+        self._expect(pending)
         self._write(b"".join([_pack(tuple(command)) for command in commands]))
-        return cast("asyncio.Future[Reply]", waiter.future)
+        return pending
 
-    def request_one(self, command: tuple[Argument, ...], timeout_s: float) -> asyncio.Future[Reply]:
-        """Send one command; the future gets its reply."""
+    def request_one(self, command: tuple[Argument, ...], timeout_s: float) -> Pending:
+        """Send one command; what is awaited gives its reply."""
         loop = self._loop
-        future: asyncio.Future[Reply] = loop.create_future()
-        self._expect(_Waiter(future, loop.time() + timeout_s))
+        pending = Pending(loop, loop.time() + timeout_s)
+        self._expect(pending)
         self._write(_pack(command))
-        return future
+        return pending
 
     def post(self, command: tuple[Argument, ...], timeout_s: float) -> None:
         """Send one command soon whose reply interests nobody; an error is told to `on_error`."""
         # Its time begins when it leaves at the latest.
-        self._expect(_Waiter(None, self._loop.time() + POSTED_WITHIN_S + timeout_s))
+        self._expect(Pending(self._loop, self._loop.time() + POSTED_WITHIN_S + timeout_s, posted=True))
         self._posted.append(_pack(command))
         if self._posting is None:
             self._posting = self._loop.call_later(POSTED_WITHIN_S, self._send_posted)
@@ -130,7 +104,7 @@ class Connection(asyncio.Protocol):
         if self._transport is not None:
             self._transport.abort()
 
-    def _expect(self, waiter: _Waiter) -> None:
+    def _expect(self, waiter: Pending) -> None:
         transport = self._transport
         if transport is None or transport.is_closing():
             raise ConnectionError("the connection to Redis is lost")
@@ -179,13 +153,15 @@ class Connection(asyncio.Protocol):
             self.abort(ConnectionError(f"Redis has not answered for more than {self._stall_s} s"))
             return
         earliest_s = self._waiters[0].deadline_s + self._stall_s + 0.001
+        late = []
         for waiter in self._waiters:
-            future = waiter.future
             if waiter.deadline_s > now_s:
                 earliest_s = min(earliest_s, waiter.deadline_s)
-            elif future is not None and not future.done():
-                future.set_exception(DeadlineError("Redis did not answer within the time of the call"))
+            elif not waiter.posted and not waiter.is_done:
+                late.append(waiter)
         self._arm(earliest_s)
+        for waiter in late:
+            waiter.fulfil(None, DeadlineError("Redis did not answer within the time of the call"))
 
     # The transport's side.
 
@@ -202,6 +178,7 @@ class Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         reader = self._reader
         waiters = self._waiters
+        answered: list[tuple[Pending, Reply]] = []
         try:
             reader.feed(data)
             while (reply := reader.gets()) is not _NOT_YET:
@@ -213,19 +190,17 @@ class Connection(asyncio.Protocol):
                         continue
                     reply = next((each for each in replies if isinstance(each, ReplyError)), replies)
                 waiters.popleft()
-                self._answer(waiter.future, reply)
+                answered.append((waiter, reply))
         except (hiredis.ProtocolError, IndexError) as error:
             self.abort(ConnectionError(f"what answers is no Redis, or spoke out of turn: {error}"))
-
-    def _answer(self, future: asyncio.Future[Reply] | None, reply: Reply) -> None:
-        if future is None:
-            if isinstance(reply, ReplyError):
+        # Who is told goes on at once, and may ask the next thing here.
+        for waiter, reply in answered:
+            if not isinstance(reply, ReplyError):
+                waiter.fulfil(reply)
+            elif waiter.posted:
                 self._on_error(reply)
-        elif not future.done():
-            if isinstance(reply, ReplyError):
-                future.set_exception(reply)
             else:
-                future.set_result(reply)
+                waiter.fulfil(None, reply)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
@@ -237,8 +212,8 @@ class Connection(asyncio.Protocol):
         reason = self._reason or exc
         waiters, self._waiters = self._waiters, deque()
         for waiter in waiters:
-            if waiter.future is not None and not waiter.future.done():
-                error = ConnectionError(f"the connection to Redis broke: {reason or 'closed by Redis'}")
-                waiter.future.set_exception(error)
+            waiter.fulfil(
+                None, ConnectionError(f"the connection to Redis broke: {reason or 'closed by Redis'}")
+            )
         if not self.lost.done():
             self.lost.set_result(None)
