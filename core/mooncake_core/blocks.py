@@ -52,13 +52,13 @@ def pack_tokens(tokens: Tokens) -> memoryview:
         ValueError: an id does not fit in 32 unsigned bits, or the bytes are no whole number of ids.
         TypeError: an element is not an int.
     """
-    if isinstance(tokens, bytes | bytearray | memoryview):
+    if isinstance(tokens, array) and tokens.typecode == "I" and not _BIG_ENDIAN:
+        return memoryview(tokens).cast("B")
+    if isinstance(tokens, (bytes, bytearray, memoryview)):
         view = memoryview(tokens).cast("B")
         if len(view) % _TOKEN_BYTES:
             raise ValueError(f"{len(view)} bytes of token ids: expected a multiple of {_TOKEN_BYTES}")
         return view
-    if isinstance(tokens, array) and tokens.typecode == "I" and not _BIG_ENDIAN:
-        return memoryview(tokens).cast("B")
     try:
         ids = array("I", tokens)
     except OverflowError:

@@ -10,7 +10,7 @@ import time
 from bisect import bisect_left
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import (
@@ -25,12 +25,14 @@ from mooncake_scheduler.gateway.decisions import Decision
 from mooncake_scheduler.gateway.lifecycle import Phase, Remedy, Setback
 from mooncake_scheduler.recent import WINDOWS_S, Recent
 
-LATENCY_S: Final = (
+Bounds: TypeAlias = Sequence[float]
+
+LATENCY_S: Bounds = (
     0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 300.0,
 )  # fmt: skip
-STEP_S: Final = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0, 2.5)
-OVERHEAD_S: Final = (2.5e-5, 5e-5, 1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 1e-2, 2.5e-2, 0.1, 0.5, 2.5)
-ERROR_S: Final = (
+STEP_S: Bounds = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0, 2.5)
+OVERHEAD_S: Bounds = (2.5e-5, 5e-5, 1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 1e-2, 2.5e-2, 0.1, 0.5, 2.5)
+ERROR_S: Bounds = (
     -30.0, -10.0, -3.0, -1.0, -0.3, -0.1, -0.03, -0.01, -0.003, 0.0,
     0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0,
 )  # fmt: skip

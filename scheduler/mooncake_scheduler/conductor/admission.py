@@ -7,9 +7,10 @@ memory promised / what fits.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import takewhile
 from math import floor, inf
+
+import msgspec
 
 from mooncake_core.config.scheduler import AdmissionMode
 from mooncake_core.ledger import InstanceLoad, Limits, RefusalReason
@@ -20,8 +21,7 @@ from mooncake_scheduler.conductor.model import Ask, InstanceView, Placement, Ref
 from mooncake_scheduler.conductor.prediction import DecodeLoad, decode_at, decode_course, decode_now
 
 
-@dataclass(frozen=True, slots=True)
-class Admission:
+class Admission(msgspec.Struct, frozen=True):
     """The rules: when to look (mode), and how much to leave free for growth (headroom)."""
 
     mode: AdmissionMode = AdmissionMode.PREDICTIVE
@@ -237,7 +237,7 @@ class Scene:
         """`Limits.batch`: promised now, and as many more as fit into the predicted load."""
         room = inf
         if self._instance.max_batch:
-            room = self._instance.max_batch - load.batch
+            room = float(self._instance.max_batch - load.batch)
         target_s = self._world.slo.tbt_s
         if target_s is not None and self._model.knows_decode:
             more_s = self._model.t1_s_per_request + self._model.t2_s_per_token * self._need_tokens

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from copy import copy
+from typing import TypeAlias
 
 from msgspec.structs import replace
 
@@ -18,12 +19,13 @@ from mooncake_scheduler.conductor.model import (
     Chance,
     Placement,
     Policy,
-    ProposingPolicy,
     Refused,
     Stage,
     World,
 )
 from mooncake_scheduler.conductor.output import OutputPrediction
+
+_Propose: TypeAlias = Callable[[Ask, World, Chance], Iterator[Placement]]
 
 
 class Conductor:
@@ -68,7 +70,7 @@ class Conductor:
         self._margins = TtftMargins(costs, ttft_percentile)
         self._priority_floor = priority_floor
         self._chance = chance
-        self._propose = policy.propose if isinstance(policy, ProposingPolicy) else None
+        self._propose: _Propose | None = getattr(policy, "propose", None)
 
     def decide(self, ask: Ask, world: World) -> Placement | Refused:
         """Where the request goes, or why it is refused.
@@ -78,7 +80,7 @@ class Conductor:
         """
         first: Refused | None = None
         propose = self._propose
-        proposals = (
+        proposals: Iterable[Placement] = (
             (self.policy.place(ask, world, self._chance),)
             if propose is None
             else propose(ask, world, self._chance)

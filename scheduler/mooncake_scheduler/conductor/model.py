@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from enum import StrEnum
-from typing import Protocol, runtime_checkable
+from typing import Protocol
 
 import msgspec
 
@@ -154,7 +154,6 @@ class Policy(Protocol):
         """
 
 
-@runtime_checkable
 class ProposingPolicy(Policy, Protocol):
     """A policy with second thoughts: where its first choice is refused, another pair may be admitted."""
 

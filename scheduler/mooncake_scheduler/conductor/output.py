@@ -7,8 +7,6 @@ mean of the tenant's requests of like prompt length (the request level that the 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 LEAST_SEEN = 5
 """Answers of a kind before its mean is believed."""
 MEMORY = 200
@@ -16,12 +14,14 @@ MEMORY = 200
 MOST_CLASSES = 16_384
 
 
-@dataclass(slots=True)
 class _Running:
     """A mean that is exact at first and fades over `MEMORY` values later."""
 
-    value: float = 0.0
-    seen: int = 0
+    __slots__ = ("seen", "value")
+
+    def __init__(self) -> None:
+        self.value = 0.0
+        self.seen = 0
 
     def add(self, value: float) -> None:
         if self.seen < MEMORY:
@@ -29,14 +29,16 @@ class _Running:
         self.value += (value - self.value) / self.seen
 
 
-@dataclass(slots=True)
 class _Class:
     """What was seen of one tenant's requests of like prompt length."""
 
-    mean_tokens: _Running
-    class_error: _Running
-    system_error: _Running
-    limit_error: _Running
+    __slots__ = ("class_error", "limit_error", "mean_tokens", "system_error")
+
+    def __init__(self) -> None:
+        self.mean_tokens = _Running()
+        self.class_error = _Running()
+        self.system_error = _Running()
+        self.limit_error = _Running()
 
 
 class OutputPrediction:
@@ -68,7 +70,7 @@ class OutputPrediction:
         known = self._classes.pop(key, None)
         self._error.add(abs(self._best(known, max_tokens) - output_tokens))
         if known is None:
-            known = _Class(_Running(), _Running(), _Running(), _Running())
+            known = _Class()
             if len(self._classes) >= MOST_CLASSES:
                 del self._classes[next(iter(self._classes))]
         # Errors are those of predictions made without this answer.

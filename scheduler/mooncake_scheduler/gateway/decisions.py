@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from dataclasses import dataclass
 from itertools import islice
+
+import msgspec
 
 from mooncake_core.ledger import RefusalReason
 from mooncake_scheduler.conductor.model import Ask, Placement, World
@@ -12,8 +13,7 @@ from mooncake_scheduler.conductor.model import Ask, Placement, World
 KEEP = 2048
 
 
-@dataclass(slots=True, eq=False)
-class Decision:
+class Decision(msgspec.Struct, eq=False):
     """One request as it went. Times are model seconds; None = not reached."""
 
     request_id: str

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import time
 from array import array
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
 from math import inf
+from typing import Final
 
 import msgspec
 
@@ -22,6 +22,10 @@ from mooncake_scheduler.gateway.errors import bad_request
 from mooncake_scheduler.gateway.flow import Flow
 from mooncake_scheduler.gateway.http1 import Exchange
 from mooncake_scheduler.gateway.lifecycle import Phase, may_follow
+
+_NONE_PUT: Final[Mapping[str, bytes]] = {}
+_NO_DEPTHS: Final[Mapping[str, Depth]] = {}
+_NO_KEYS: Final = array("Q")
 
 
 class Wish(msgspec.Struct, frozen=True, gc=False):
@@ -68,50 +72,73 @@ def read_wish(data: bytes, *, chat: bool) -> Wish:
     )
 
 
-@dataclass(slots=True, eq=False)
 class Job:
-    """A request on its way. Wall times are monotonic seconds."""
+    """A request on its way. Wall times are monotonic seconds.
 
-    exchange: Exchange
-    caller: Caller
-    request_id: str
-    """As the client knows it."""
-    engine_id: str
-    """As engines know it; unique."""
-    head: bytes
-    """Header lines of the answer."""
-    decision: Decision
-    total_s: float
-    """When the request's own deadline is."""
-    received_s: float = field(default_factory=time.monotonic)
-    phase: Phase = Phase.RECEIVED
-    flow: Flow = field(init=False)
-    wish: Wish = field(init=False)
-    ask: Ask = field(init=False)
-    put: Mapping[str, bytes] = field(default_factory=dict)
-    """Fields that replace the client's in what engines get."""
-    keys: array[int] = field(default_factory=lambda: array("Q"))
-    depths: Mapping[str, Depth] = field(default_factory=dict)
-    placement: Placement | None = None
-    reserved: str | None = None
-    """Id of the reservation held."""
-    prefill_done: bool = False
-    """The ledger knows that the present reservation's prefill has ended."""
-    cached_tokens: int | None = None
-    """What the prefill leg says."""
-    usage: Usage | None = None
-    first_s: float = 0.0
-    """When the first token (of a stream) or the answer came; 0 = not yet."""
-    last_s: float = 0.0
-    prefilled_s: float = 0.0
-    """When the prefill leg ended; 0 = there was none."""
-    handed_over_s: float = 0.0
-    """When decode was sent a stream whose KV is staged; 0 = not."""
-    load_at_first: DecodeLoad | None = None
-    """What the decode instance carried when the first token of a stream came, this request included."""
-    gaps_s: list[float] = field(default_factory=list)
-    """Wall seconds between the pieces of the stream."""
-    events: int = 0
+    Args:
+        exchange: the client's.
+        caller: who asks.
+        request_id: as the client knows it.
+        engine_id: as engines know it; unique.
+        head: header lines of the answer.
+        decision: what is kept of it for `explain`.
+        total_s: when the request's own deadline is.
+    """
+
+    __slots__ = (
+        "ask", "cached_tokens", "caller", "decision", "depths", "engine_id", "events", "exchange", "first_s",
+        "flow", "gaps_s", "handed_over_s", "head", "keys", "last_s", "load_at_first", "phase", "placement",
+        "prefill_done", "prefilled_s", "put", "received_s", "request_id", "reserved", "total_s", "usage",
+        "wish",
+    )  # fmt: skip
+
+    flow: Flow
+    wish: Wish
+    ask: Ask
+
+    def __init__(
+        self,
+        exchange: Exchange,
+        caller: Caller,
+        request_id: str,
+        engine_id: str,
+        head: bytes,
+        decision: Decision,
+        total_s: float,
+    ) -> None:
+        self.exchange = exchange
+        self.caller = caller
+        self.request_id = request_id
+        self.engine_id = engine_id
+        self.head = head
+        self.decision = decision
+        self.total_s = total_s
+        self.received_s = time.monotonic()
+        self.phase = Phase.RECEIVED
+        self.put: Mapping[str, bytes] = _NONE_PUT
+        """Fields that replace the client's in what engines get."""
+        self.keys = _NO_KEYS
+        self.depths: Mapping[str, Depth] = _NO_DEPTHS
+        self.placement: Placement | None = None
+        self.reserved: str | None = None
+        """Id of the reservation held."""
+        self.prefill_done = False
+        """The ledger knows that the present reservation's prefill has ended."""
+        self.cached_tokens: int | None = None
+        """What the prefill leg says."""
+        self.usage: Usage | None = None
+        self.first_s = 0.0
+        """When the first token (of a stream) or the answer came; 0 = not yet."""
+        self.last_s = 0.0
+        self.prefilled_s = 0.0
+        """When the prefill leg ended; 0 = there was none."""
+        self.handed_over_s = 0.0
+        """When decode was sent a stream whose KV is staged; 0 = not."""
+        self.load_at_first: DecodeLoad | None = None
+        """What the decode instance carried when the first token of a stream came, this request included."""
+        self.gaps_s: Sequence[float] = ()
+        """Wall seconds between the pieces of the stream."""
+        self.events = 0
 
     def enter(self, phase: Phase) -> None:
         """Go to a phase."""

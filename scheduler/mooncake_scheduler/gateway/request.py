@@ -6,8 +6,8 @@ leaves or a phase takes too long. Whatever happens, its reservation is released.
 
 from __future__ import annotations
 
-import dataclasses
 import time
+from typing import NamedTuple
 
 import msgspec
 import structlog
@@ -272,6 +272,5 @@ class Request:
             self._services.ledger.release(reserved, self._services.clock.now_s())
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Again:
+class _Again(NamedTuple):
     failure: Failure | None

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
 
 import msgspec
 import structlog
@@ -22,32 +21,42 @@ from mooncake_scheduler.gateway.http1 import Upstream
 _log = structlog.get_logger(__name__)
 
 
-@dataclass(slots=True, eq=False)
 class Member:
-    """One engine instance as this gateway knows it."""
+    """One engine instance as this gateway knows it.
 
-    instance: Instance
-    whole: Instance
-    """The same in role `both`: as it is seen by requests that one engine serves from start to end."""
-    upstream: Upstream
-    breaker: Breaker = field(default_factory=Breaker)
-    reachable: bool = True
-    lives: int = 0
-    """Times it came back after being out of reach; part of its epoch where nobody else counts."""
-    requests: int = 0
-    prompt_tokens: int = 0
-    cached_tokens: int = 0
-    awaited: dict[Flow, float] = field(default_factory=dict)
-    """Requests whose decode may not have taken yet what is staged here, and until when that counts (monotonic
-    seconds)."""
-    inbound_flows: int = 0
-    """Prefixes being fetched into it for requests of this gateway."""
-    pace: PrefillPace = field(default_factory=PrefillPace)
-    """What its prefills take, from this gateway's own."""
-    tokenizer_compared: int | None = None
-    """The epoch for which its tokeniser was compared with the gateway's."""
-    tokenizer_mismatch: str = ""
-    """Why the engine's own tokeniser is asked instead of the gateway's; empty = they agree."""
+    Args:
+        instance: as the registry knows it.
+        upstream: the connections to it.
+    """
+
+    __slots__ = (
+        "awaited", "breaker", "cached_tokens", "inbound_flows", "instance", "lives", "pace", "prompt_tokens",
+        "reachable", "requests", "tokenizer_compared", "tokenizer_mismatch", "upstream", "whole",
+    )  # fmt: skip
+
+    def __init__(self, instance: Instance, upstream: Upstream) -> None:
+        self.instance = instance
+        self.whole = _whole(instance)
+        """The same in role `both`: as it is seen by requests that one engine serves from start to end."""
+        self.upstream = upstream
+        self.breaker = Breaker()
+        self.reachable = True
+        self.lives = 0
+        """Times it came back after being out of reach; part of its epoch where nobody else counts."""
+        self.requests = 0
+        self.prompt_tokens = 0
+        self.cached_tokens = 0
+        self.awaited: dict[Flow, float] = {}
+        """Requests whose decode may not have taken yet what is staged here, and until when that counts
+        (monotonic seconds)."""
+        self.inbound_flows = 0
+        """Prefixes being fetched into it for requests of this gateway."""
+        self.pace = PrefillPace()
+        """What its prefills take, from this gateway's own."""
+        self.tokenizer_compared: int | None = None
+        """The epoch for which its tokeniser was compared with the gateway's."""
+        self.tokenizer_mismatch = ""
+        """Why the engine's own tokeniser is asked instead of the gateway's; empty = they agree."""
 
     @property
     def state(self) -> InstanceState:
@@ -55,8 +64,7 @@ class Member:
         return self.instance.state if self.reachable else InstanceState.UNREACHABLE
 
 
-@dataclass(frozen=True, slots=True)
-class Team:
+class Team(msgspec.Struct, frozen=True, eq=False):
     """Instances that may work together as far as versions go."""
 
     prefill: Sequence[Instance]
@@ -150,7 +158,7 @@ class Roster:
             except ValueError as error:
                 _log.error("an instance is left out", instance=instance.id, error=str(error))
                 return
-            self.members[instance.id] = Member(instance, _whole(instance), upstream)
+            self.members[instance.id] = Member(instance, upstream)
         elif member.instance == instance:
             return
         else:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+import msgspec
 from msgspec.structs import replace
 
 from mooncake_scheduler.conductor.cost.model import CostModels
@@ -27,8 +27,7 @@ _FAINT = 1e-6
 """Certainty of constants that nobody has measured: anything seen outweighs it."""
 
 
-@dataclass(slots=True)
-class _Side:
+class _Side(msgspec.Struct, eq=False):
     """The fit of one side (prefill or decode) of one instance class."""
 
     fit: NonNegativeRegression

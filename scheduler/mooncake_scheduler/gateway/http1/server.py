@@ -12,10 +12,10 @@ import socket
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Protocol, cast
 
 import httptools
+import msgspec
 
 from mooncake_scheduler.gateway.http1 import heads
 from mooncake_scheduler.gateway.http1.exchange import Exchange
@@ -27,8 +27,7 @@ _NEXT_MAY_COME_S = 1.0
 """While the server stops: how long after an answer its client's next request still finds the connection."""
 
 
-@dataclass(frozen=True, slots=True)
-class ServerLimits:
+class ServerLimits(msgspec.Struct, frozen=True):
     """Bounds of one connection."""
 
     header_bytes: int = 32 << 10

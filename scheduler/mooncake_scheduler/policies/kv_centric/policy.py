@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import ClassVar
 
 from mooncake_core.registry import Role
 from mooncake_scheduler.conductor.model import Ask, Chance, InstanceView, Placement, World
@@ -29,7 +30,7 @@ FEW = 2
 class KvCentric:
     """Least predicted TTFT, fetching only where it wins, with the pair chosen jointly."""
 
-    name = "kv-centric"
+    name: ClassVar = "kv-centric"
 
     def __init__(
         self,
