@@ -166,7 +166,8 @@ class Scheduler:
 
     def _instance_families(self) -> Iterable[Metric]:
         services = self.services
-        return instance_families(services, degraded=bool(self.degradations()))
+        in_redis = None if self.shared is None else self.shared.index_bytes
+        return instance_families(services, degraded=bool(self.degradations()), index_bytes_in_redis=in_redis)
 
     # -- in the background
 
@@ -219,6 +220,7 @@ class Scheduler:
             self.services.placer.conductor.set_weights(self._keys.weights)
         if self.shared is not None:
             await self.shared.sweep()
+            await self.shared.measure()
 
     async def _tick(self) -> None:
         """Deadlines, and how late the loop is."""

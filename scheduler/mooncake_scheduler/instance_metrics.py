@@ -16,7 +16,9 @@ MOST_INSTANCES = 256
 _IDLE = InstanceLoad()
 
 
-def instance_families(services: Services, *, degraded: bool) -> Iterable[Metric]:
+def instance_families(
+    services: Services, *, degraded: bool, index_bytes_in_redis: int | None = None
+) -> Iterable[Metric]:
     """Gauges of the instances and of what this scheduler stands on."""
     loads = services.ledger.loads(services.clock.now_s())
     costs = services.placer.conductor.costs
@@ -57,9 +59,12 @@ def instance_families(services: Services, *, degraded: bool) -> Iterable[Metric]
         "mooncake_index_local", "1 while the index is this scheduler's own although one is shared.", [],
         [([], float(services.shared_index is not None and services.residency.mode == "local"))],
     )  # fmt: skip
+    index_bytes = [(["own"], float(services.residency.local_index.bytes))]
+    if index_bytes_in_redis is not None:
+        index_bytes.append((["redis"], float(index_bytes_in_redis)))
     yield gauge(
-        "mooncake_index_bytes", "Blocks in this scheduler's own index; Redis tells its own memory.", [],
-        [([], float(services.residency.local_index.bytes))],
+        "mooncake_index_bytes", "Memory of the prefix index: this scheduler's own, the shared one in Redis.",
+        ["where"], index_bytes,
     )  # fmt: skip
     yield gauge("mooncake_degraded", "1 while something shared is away.", [], [([], float(degraded))])
     for name, text, value in services.counts():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+from math import inf
 from pathlib import Path
 
 import structlog
@@ -19,6 +20,7 @@ from mooncake_scheduler.orphans import Orphans
 _log = structlog.get_logger(__name__)
 
 SWEEP_BUCKETS = 16
+MEASURE_EVERY_S = 30.0
 ORPHAN_PATIENCE_S = 300.0
 """Wall seconds after which the blocks of an instance without a registration are forgotten."""
 
@@ -45,6 +47,9 @@ class SharedState:
         except ValueError as error:
             raise ConfigError(f"redis_url: {error}") from error
         self.index = RedisIndex(self.client, namespace=namespace)
+        self.index_bytes: int | None = None
+        """What the index takes in Redis, as when it was last measured; None = not known."""
+        self._measured_s = -inf
         self._orphans = Orphans(ORPHAN_PATIENCE_S)
         self.ledger = RedisLedger(self.client, prefix=f"{{{namespace}}}:")
         self.registry = RedisRegistry(config.redis_url, namespace=namespace, password=self.password)
@@ -82,6 +87,15 @@ class SharedState:
             for source in self._orphans.due(await self.index.sources(), registered, time.monotonic()):
                 _log.warning("an instance is gone, its blocks are forgotten", instance=source.instance)
                 await self.index.detach(source)
+
+    async def measure(self) -> None:
+        """See what the index takes in Redis, if it is time: a few dozen small calls."""
+        now_s = time.monotonic()
+        if now_s - self._measured_s < MEASURE_EVERY_S:
+            return
+        with contextlib.suppress(ConnectionError):
+            self.index_bytes = await self.index.memory_bytes()
+            self._measured_s = now_s
 
     async def close(self) -> None:
         """Leave."""

@@ -20,6 +20,8 @@ _KEYS_PER_CALL = 256
 """A script blocks Redis for everyone: one call of so many keys takes about a millisecond."""
 _MOST_LOOKS = 512
 _DEEPEST = 8
+_FIRST_BUCKETS = 256
+_BESIDE_BUCKETS = (b"", b":sources", b":live", b":stale", b":sweeping", b":free")
 _BUCKET_BLOCKS = 128
 _DEFAULT_VALUE_BYTES = 64
 _DEFAULT_ENTRIES = 512
@@ -154,6 +156,28 @@ class RedisIndex:
     async def blocks(self) -> int:
         """Blocks in the index, those only ended lives have held included until they are swept."""
         return int(await self._client.call(b"HGET", self._root, b"entries") or 0)
+
+    async def memory_bytes(self, sample: int = 32) -> int | None:
+        """What the index takes in Redis' memory, estimated from some of its buckets.
+
+        Args:
+            sample: buckets looked at; of an index with no more than these the answer is exact.
+
+        Returns:
+            Bytes; None where Redis offers no MEMORY, as some that are hosted.
+        """
+        buckets = int(await self._client.call(b"HGET", self._root, b"buckets") or _FIRST_BUCKETS)
+        looked_at = random.sample(range(buckets), min(sample, buckets))
+        names = [*_BESIDE_BUCKETS, *(b":%d" % bucket for bucket in looked_at)]
+        calls = [(b"MEMORY", b"USAGE", self._root + name) for name in names]
+        try:
+            sizes = await self._client.call_many(calls, timeout_s=self._write_timeout_s)
+        except ReplyError:
+            return None
+        # Nothing is said of a bucket in which there is nothing.
+        taken = [int(size or 0) for size in sizes]
+        beside = len(_BESIDE_BUCKETS)
+        return sum(taken[:beside]) + sum(taken[beside:]) * buckets // len(looked_at)
 
     async def _write(self, script: Script, *arguments: Argument) -> Reply:
         return await self._client.eval(script, self._roots, arguments, timeout_s=self._write_timeout_s)

@@ -10,7 +10,7 @@ from collections.abc import Coroutine
 from typing import Any
 
 from mooncake_scheduler.conductor.cost import CostModel
-from mooncake_simulator.engine.batching import Scheduler, Step
+from mooncake_simulator.engine.batching import Scheduler
 from mooncake_simulator.engine.clock import ModelClock
 from mooncake_simulator.engine.connectors import Connectors
 from mooncake_simulator.engine.events import EventPublisher
@@ -21,6 +21,7 @@ from mooncake_simulator.engine.metrics import EngineMetrics
 from mooncake_simulator.engine.options import EngineOptions
 from mooncake_simulator.engine.pool import BlockPool, Stored
 from mooncake_simulator.engine.sequence import Emission, Sequence, State
+from mooncake_simulator.engine.steps import Step
 
 LOG = logging.getLogger(__name__)
 

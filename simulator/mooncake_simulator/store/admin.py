@@ -8,9 +8,10 @@ from typing import Any
 import msgspec
 
 from mooncake_simulator.engine.http_server import Exchange, Request
-from mooncake_simulator.store.directory import Directory, Segment, StoredObject, Tier
+from mooncake_simulator.store.directory import Directory
 from mooncake_simulator.store.drain import DrainJobs, JobNotFoundError, SegmentNotFoundError
 from mooncake_simulator.store.metrics import CONTENT_TYPE, MasterMetrics
+from mooncake_simulator.store.objects import Segment, StoredObject, Tier
 
 _TEXT = "text/plain; version=0.0.4"
 _OBJECT_NOT_FOUND = -704

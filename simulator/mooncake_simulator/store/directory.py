@@ -10,95 +10,19 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
-from enum import Enum, IntEnum
+
+from mooncake_simulator.store.objects import (
+    Counts,
+    Location,
+    PutRefusal,
+    Segment,
+    SegmentStatus,
+    StoredObject,
+    Tier,
+)
 
 PUT_START_DISCARD_S = 30.0
 """A put that has not ended by then has failed."""
-
-
-class Tier(Enum):
-    """Where an object lies."""
-
-    DRAM = "dram"
-    SSD = "ssd"
-
-
-class SegmentStatus(IntEnum):
-    """What may be done with a segment; numbers as Mooncake's."""
-
-    UNDEFINED = 0
-    OK = 1
-    UNMOUNTING = 2
-    DRAINING = 3
-    DRAINED = 4
-
-
-@dataclass(slots=True)
-class Segment:
-    """The memory that one node lends, and its SSD."""
-
-    name: str
-    """`host:port` under which the node's data path answers."""
-    client_id: str
-    capacity_bytes: int
-    ssd_capacity_bytes: int = 0
-    used_bytes: int = 0
-    ssd_used_bytes: int = 0
-    status: SegmentStatus = SegmentStatus.OK
-
-
-@dataclass(slots=True)
-class StoredObject:
-    """One key."""
-
-    key: str
-    size_bytes: int
-    segment: str
-    tier: Tier = Tier.DRAM
-    complete: bool = False
-    put_at_s: float = 0.0
-    lease_until_s: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class Location:
-    """Where to read or write an object."""
-
-    segment: str
-    tier: Tier
-    size_bytes: int
-
-
-class PutRefusal(Enum):
-    """Why an object is not taken."""
-
-    EXISTS = "OBJECT_ALREADY_EXISTS"
-    NO_SPACE = "NO_AVAILABLE_HANDLE"
-
-
-@dataclass(slots=True)
-class Counts:
-    """What the directory did; the master's metrics show it."""
-
-    evictions_attempted: int = 0
-    evictions_successful: int = 0
-    evicted_keys: int = 0
-    evicted_bytes: int = 0
-    demoted_keys: int = 0
-    promotions: int = 0
-    promoted_bytes: int = 0
-    promotions_rejected: int = 0
-    memory_hits: int = 0
-    ssd_hits: int = 0
-    memory_hit_bytes: int = 0
-    ssd_hit_bytes: int = 0
-    gets: int = 0
-    valid_gets: int = 0
-    alloc_failures: int = 0
-    discarded_puts: int = 0
-    sizes: list[int] = field(default_factory=list)
-    """Sizes of objects taken since the metrics were last read."""
 
 
 class Directory:

@@ -11,7 +11,8 @@ from enum import IntEnum
 from typing import Any
 
 from mooncake_simulator.engine.http_client import CallError, HttpClient
-from mooncake_simulator.store.directory import Directory, SegmentStatus
+from mooncake_simulator.store.directory import Directory
+from mooncake_simulator.store.objects import SegmentStatus
 
 
 class JobNotFoundError(Exception):

@@ -11,9 +11,10 @@ from typing import Any
 from mooncake_simulator.engine.http_server import Exchange, HttpServer, Request
 from mooncake_simulator.store import calls
 from mooncake_simulator.store.admin import Admin
-from mooncake_simulator.store.directory import Directory, PutRefusal, Segment
+from mooncake_simulator.store.directory import Directory
 from mooncake_simulator.store.drain import DrainJobs
 from mooncake_simulator.store.metrics import MasterMetrics
+from mooncake_simulator.store.objects import PutRefusal, Segment
 
 LOG = logging.getLogger(__name__)
 

@@ -54,6 +54,25 @@ async def scheduler(folder: Path, redis: RedisServer) -> AsyncIterator[Gateway]:
         yield running
 
 
+async def test_the_memory_of_the_shared_index_is_told_beside_that_of_ones_own(
+    tmp_path: Path, redis_server: RedisServer
+) -> None:
+    only = ScriptedEngine("a")
+    async with (
+        engines(only),
+        announced(redis_server, only.instance()),
+        scheduler(tmp_path, redis_server) as running,
+    ):
+
+        async def told() -> bool:
+            text = (await running.client.get("/metrics")).text
+            return (
+                'mooncake_index_bytes{where="redis"}' in text and 'mooncake_index_bytes{where="own"}' in text
+            )
+
+        await until(told)
+
+
 async def test_what_sidecars_wrote_into_the_index_decides_placement(
     tmp_path: Path, redis_server: RedisServer
 ) -> None:

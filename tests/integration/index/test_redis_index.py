@@ -54,6 +54,34 @@ async def encodings(client: RespClient) -> set[bytes]:
     return set(await client.call_many([("OBJECT", "ENCODING", name) for name in names]))
 
 
+async def test_the_memory_that_the_index_takes_is_estimated_from_a_few_buckets(
+    index: RedisIndex, client: RespClient, redis_server: RedisServer
+) -> None:
+    empty = await index.memory_bytes()
+    assert empty is not None
+    await index.attach(A)
+    for part in range(10):
+        await index.apply(A, [Stored(random_keys(4_000, seed=part), Tier.HBM)], part)
+    exact = 0
+    for name in await client.call("KEYS", f"{ROOT}*"):
+        exact += await client.call("MEMORY", "USAGE", name)
+    assert await index.memory_bytes(sample=100_000) == exact
+    estimated = await index.memory_bytes()
+    assert estimated == pytest.approx(exact, rel=0.25)
+    assert estimated > empty
+
+
+async def test_where_redis_does_not_tell_its_memory_nothing_is_said(
+    index: RedisIndex, redis_server: RedisServer
+) -> None:
+    with redis_server.client() as admin:
+        admin.execute_command("ACL", "SETUSER", "default", "-memory")
+        try:
+            assert await index.memory_bytes() is None
+        finally:
+            admin.execute_command("ACL", "SETUSER", "default", "+memory")
+
+
 async def test_what_one_client_writes_another_matches(index: RedisIndex, redis_server: RedisServer) -> None:
     keys = random_keys(100)
     await index.attach(A)

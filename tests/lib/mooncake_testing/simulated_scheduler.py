@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
 
-from mooncake_simulator.engine.batching import Connector, NoConnector, Scheduler
+from mooncake_simulator.engine.batching import Scheduler
 from mooncake_simulator.engine.hashing import BlockHasher
 from mooncake_simulator.engine.pool import BlockPool, CacheEvent, Removed, Stored
 from mooncake_simulator.engine.sequence import Emission, Limits, Sequence, Times
+from mooncake_simulator.engine.steps import Connector, NoConnector
 
 
 def scheduler(

@@ -6,8 +6,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from mooncake_simulator.engine.batching import Step
 from mooncake_simulator.engine.sequence import Sequence, State
+from mooncake_simulator.engine.steps import Step
 from mooncake_testing.simulated_scheduler import Mirror, scheduler, sequence
 
 BLOCKS, SIZE = 12, 4

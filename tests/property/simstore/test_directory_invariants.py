@@ -4,7 +4,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from mooncake_simulator.store.directory import Directory, Location, Segment, Tier
+from mooncake_simulator.store.directory import Directory
+from mooncake_simulator.store.objects import Location, Segment, Tier
 
 KEYS = st.sampled_from([f"k{number}" for number in range(12)])
 NAMES = st.sampled_from(["n0", "n1", "n2"])

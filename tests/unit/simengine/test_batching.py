@@ -2,8 +2,8 @@ import pytest
 
 from mooncake_core.profiles import LLAMA3_70B_A800
 from mooncake_scheduler.conductor.cost import CostModel
-from mooncake_simulator.engine.batching import Step
 from mooncake_simulator.engine.sequence import State
+from mooncake_simulator.engine.steps import Step
 from mooncake_testing.simulated_scheduler import run, scheduler, sequence
 
 COST = CostModel.from_profile(LLAMA3_70B_A800)

@@ -1,14 +1,7 @@
 import pytest
 
-from mooncake_simulator.store.directory import (
-    PUT_START_DISCARD_S,
-    Directory,
-    Location,
-    PutRefusal,
-    Segment,
-    SegmentStatus,
-    Tier,
-)
+from mooncake_simulator.store.directory import PUT_START_DISCARD_S, Directory
+from mooncake_simulator.store.objects import Location, PutRefusal, Segment, SegmentStatus, Tier
 
 
 def directory(*capacities: int, ssd: int = 0, **options: float) -> Directory:

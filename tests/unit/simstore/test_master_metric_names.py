@@ -2,8 +2,9 @@
 
 import re
 
-from mooncake_simulator.store.directory import Directory, Segment
+from mooncake_simulator.store.directory import Directory
 from mooncake_simulator.store.metrics import MasterMetrics
+from mooncake_simulator.store.objects import Segment
 
 READ_BY_DASHBOARDS = {
     "master_allocated_bytes",
