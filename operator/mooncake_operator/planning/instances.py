@@ -7,7 +7,7 @@ number cannot go on (LeaderWorkerSet's RecreateGroupOnPodRestart).
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -15,7 +15,7 @@ from mooncake_core.registry import InstanceState, Role
 from mooncake_operator.planning import reasons
 from mooncake_operator.planning.actions import Finding
 from mooncake_operator.planning.desired import DesiredPool
-from mooncake_operator.planning.names import instance_of_pod
+from mooncake_operator.planning.names import instance_of_pod, member_pod
 from mooncake_operator.planning.observed import Observed, ObservedPod, Recreation, Registration
 
 LOST_AFTER_S = 300.0
@@ -121,12 +121,15 @@ class Instance:
 def assemble(pool: DesiredPool, observed: Observed) -> list[Instance]:
     """All instances of a pool, by ordinal; foreign Pods, whatever their labels say, are not among them."""
     groups: dict[str, list[ObservedPod]] = defaultdict(list)
+    strangers: set[str] = set()
     for pod in observed.pods:
         if is_own(pool, pod):
             groups[pod.instance].append(pod)
+        else:
+            strangers.add(pod.name)
     records = {record.instance: record for record in observed.history(pool.name).recreations}
     found = [
-        _instance(pool, name, sorted(pods, key=lambda pod: pod.rank), records.get(name), observed)
+        _instance(pool, name, sorted(pods, key=lambda pod: pod.rank), strangers, records.get(name), observed)
         for name, pods in groups.items()
     ]
     found += [_absent(pool, record, observed) for name, record in records.items() if name not in groups]
@@ -167,10 +170,15 @@ def _ordinal(instance: Instance, pool: DesiredPool) -> tuple[int, str]:
 
 
 def _instance(
-    pool: DesiredPool, name: str, pods: Sequence[ObservedPod], record: Recreation | None, observed: Observed
+    pool: DesiredPool,
+    name: str,
+    pods: Sequence[ObservedPod],
+    strangers: Set[str],
+    record: Recreation | None,
+    observed: Observed,
 ) -> Instance:
     registration = (observed.registry or {}).get(name)
-    failure = _failure(pool, pods, observed)
+    failure = _failure(pods, strangers)
     phase = _phase(pool, pods, failure, record, registration, observed)
     return Instance(
         name=name,
@@ -229,7 +237,7 @@ def _phase(
     return Phase.ROUTABLE if gate is not None and gate.status and not drained else Phase.READY
 
 
-def _failure(pool: DesiredPool, pods: Sequence[ObservedPod], observed: Observed) -> Finding | None:
+def _failure(pods: Sequence[ObservedPod], strangers: Set[str]) -> Finding | None:
     for pod in pods:
         if pod.phase in ("Failed", "Succeeded"):
             how = f"{pod.ending.reason}: {pod.ending.message}" if pod.ending else "no reason was given"
@@ -243,7 +251,7 @@ def _failure(pool: DesiredPool, pods: Sequence[ObservedPod], observed: Observed)
                 reasons.ENGINE_RESTARTED,
                 f"the engine of Pod {pod.name} on {pod.node or 'no node'} restarted{how}",
             )
-    return _broken_ranks(pods) or _name_taken(pool, pods, observed)
+    return _broken_ranks(pods) or _name_taken(pods, strangers)
 
 
 def _broken_ranks(pods: Sequence[ObservedPod]) -> Finding | None:
@@ -260,12 +268,12 @@ def _broken_ranks(pods: Sequence[ObservedPod]) -> Finding | None:
     return None
 
 
-def _name_taken(pool: DesiredPool, pods: Sequence[ObservedPod], observed: Observed) -> Finding | None:
+def _name_taken(pods: Sequence[ObservedPod], strangers: Set[str]) -> Finding | None:
     """A rank that can never be made: then the whole instance goes, and comes back under another number."""
     if len(pods) == pods[0].size:
         return None
-    wanted = {pool.pod(pods[0].instance, rank) for rank in range(pods[0].size)}
-    taken = [pod.name for pod in observed.pods if pod.name in wanted and not is_own(pool, pod)]
-    if not taken:
+    wanted = (member_pod(pods[0].instance, rank) for rank in range(pods[0].size))
+    taken = next((name for name in wanted if name in strangers), None)
+    if taken is None:
         return None
-    return Finding(reasons.FOREIGN_POD, f"Pod {taken[0]} is wanted as a rank and belongs to somebody else")
+    return Finding(reasons.FOREIGN_POD, f"Pod {taken} is wanted as a rank and belongs to somebody else")

@@ -138,6 +138,12 @@ def _rules() -> Iterator[Wrong]:
     yield Wrong(
         "GPUs", gpus, f"{decode_0}.instance", "must equal tensor × pipeline × data of instance.parallelism"
     )
+    halves = decode(instance={"size": 2, "parallelism": {"tensor": 3}})
+    yield Wrong("Pods that share unevenly", halves, f"{decode_0}.instance.size", "write e.g. size 2 with")
+    pods = decode(
+        resources={"gpu": {"count": 8}}, instance={"size": 2, "parallelism": {"tensor": 4, "pipeline": 2}}
+    )
+    yield Wrong("GPUs of several Pods", pods, f"{decode_0}.instance", "instance.size × resources.gpu.count")
     stuck = decode(update={"maxSurge": 0, "maxUnavailable": 0})
     yield Wrong("no way to update", stuck, f"{decode_0}.update", "write maxSurge: 1, or maxUnavailable: 1")
     both = cluster(slo={"ttft": {"target": "2s", "multiplier": "10"}})
@@ -192,6 +198,14 @@ def _rules() -> Iterator[Wrong]:
     yield Wrong("a reserved name", reserved, "spec.decodePools", "choose another name")
     long = decode(name="d" * 36)
     yield Wrong("long names together", long, "spec.decodePools", "shorten one of the two")
+    group = cluster(engine={"type": "Simulated", "args": ["--nnodes", "2"]})
+    yield Wrong(
+        "an argument of groups",
+        group,
+        "spec.engine.args",
+        "--nnodes is set by Mooncake",
+        "an argument is set by Mooncake itself",
+    )
     argument = cluster(engine={"type": "Simulated", "args": ["--max-num-seqs=4", "--block_size=16"]})
     yield Wrong("an argument of ours", argument, "spec.engine.args", "is set by Mooncake")
     short = cluster(engine={"type": "Simulated", "args": ["-tp", "8"]})
