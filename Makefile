@@ -59,14 +59,14 @@ check: $(STAMP) ## static checks: lint, format, types, imports, spelling, genera
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/codespell .
-	$(BIN)/python -m mooncake_core.api.crds --check crds helm/mooncake/definitions
+	$(BIN)/python -m mooncake_core.api.crds --check crds
 
 fix: $(STAMP) ## format, and fix what the linter can fix
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-crds: $(STAMP) ## write the CRDs, also into the chart, from the pydantic models
-	$(BIN)/python -m mooncake_core.api.crds --write crds helm/mooncake/definitions
+crds: $(STAMP) ## write crds/*.yaml, which the chart brings too, from the pydantic models
+	$(BIN)/python -m mooncake_core.api.crds --write crds
 
 lock: $(STAMP) ## resolve requirements.lock again from pyproject.toml
 	$(BIN)/uv pip compile --universal --python-version 3.11 --generate-hashes --no-header --no-emit-index-url \

@@ -4,8 +4,9 @@ import json
 import os
 import subprocess
 import tempfile
+import uuid
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +26,13 @@ class Operator:
         cluster: where it is.
         release: its name, and that of the operator's objects.
         namespace: of the operator's Pods, made where it is not there.
+        session: marks its Pods, so that a later session's are new ones: images under test keep their names.
     """
 
     cluster: ClusterUnderTest
     release: str = "mooncake"
     namespace: str = "mooncake-system"
+    session: str = field(default_factory=lambda: uuid.uuid4().hex[:8])
 
     @property
     def name(self) -> str:
@@ -103,7 +106,10 @@ class Operator:
     def _images(self) -> dict[str, Any]:
         repository, _, tag = self.cluster.image("operator").rpartition(":")
         return {
-            "operator": {"image": {"repository": repository, "tag": tag}},
+            "operator": {
+                "image": {"repository": repository, "tag": tag},
+                "podAnnotations": {"mooncake.io/e2e-session": self.session},
+            },
             "images": {"mooncake": self.cluster.image("mooncake"), "redis": self.cluster.redis_image},
         }
 

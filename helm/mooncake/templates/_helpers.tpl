@@ -33,6 +33,31 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{ .Values.operator.image.repository }}:{{ .Values.operator.image.tag | default .Chart.AppVersion }}
 {{- end }}
 
+{{/* Settings of the operator: operator/mooncake_operator/settings.py. */}}
+{{- define "mooncake.environment" -}}
+- name: MOONCAKE_OPERATOR_IMAGE
+  value: {{ .Values.images.mooncake | default (printf "mooncake-k8s:%s" .Chart.AppVersion) | quote }}
+- name: MOONCAKE_OPERATOR_REDIS_IMAGE
+  value: {{ .Values.images.redis | quote }}
+- name: MOONCAKE_OPERATOR_LEASE_NAME
+  value: {{ include "mooncake.operatorName" . }}
+- name: MOONCAKE_OPERATOR_LEASE_NAMESPACE
+  value: {{ .Release.Namespace }}
+- name: MOONCAKE_OPERATOR_WORKERS
+  value: {{ .Values.operator.workers | quote }}
+- name: MOONCAKE_OPERATOR_RESYNC_SECONDS
+  value: {{ .Values.operator.resyncSeconds | quote }}
+- name: MOONCAKE_OPERATOR_LOG_LEVEL
+  value: {{ .Values.operator.logLevel }}
+{{- with .Values.operator.watchNamespaces }}
+- name: MOONCAKE_OPERATOR_NAMESPACES
+  value: {{ join "," . | quote }}
+# It may not list what lies outside of them.
+- name: MOONCAKE_OPERATOR_SCAN
+  value: "false"
+{{- end }}
+{{- end }}
+
 {{/* What the operator may do in a namespace that it looks after. */}}
 {{- define "mooncake.rules" -}}
 - apiGroups: [mooncake.io]
@@ -60,16 +85,17 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 # Pods are created and deleted, never applied: no patch. Only the readiness gate is written to them.
 - apiGroups: [""]
   resources: [pods]
-  verbs: [get, list, watch, create, delete]
+  verbs: [list, watch, create, delete]
 - apiGroups: [""]
   resources: [pods/status]
   verbs: [patch]
 - apiGroups: [""]
   resources: [services, configmaps, secrets]
   verbs: [get, list, watch, create, patch, delete]
+# A cluster always has its schedulers: their Deployment goes with its owner.
 - apiGroups: [apps]
   resources: [deployments]
-  verbs: [get, list, watch, create, patch, delete]
+  verbs: [get, list, watch, create, patch]
 # What a revision holds never changes.
 - apiGroups: [apps]
   resources: [controllerrevisions]

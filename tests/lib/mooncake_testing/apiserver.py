@@ -17,7 +17,7 @@ import subprocess
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -55,8 +55,12 @@ def find_program(name: str) -> Path:
 class ApiServer:
     """A control plane of one API server; `stop` ends all of it."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, arguments: Sequence[str] = ()) -> None:
         """Start it; returns when it is ready and knows the product's kinds.
+
+        Args:
+            directory: for its files.
+            arguments: more of the API server's; the last one of a flag counts.
 
         Raises:
             ProgramsMissingError: a program is missing.
@@ -64,6 +68,7 @@ class ApiServer:
         """
         self._programs = {name: find_program(name) for name in _PROGRAMS}
         self.directory = directory
+        self._arguments = arguments
         self.port = free_port()
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self._keys()
@@ -122,6 +127,7 @@ class ApiServer:
             "--disable-admission-plugins=ServiceAccount",
             "--allow-privileged=true",
             "--max-requests-inflight=1000",
+            *self._arguments,
         )
         self._await(self._is_ready, "kube-apiserver")
 

@@ -34,7 +34,7 @@ class PlayedScheduler:
     """Its clock."""
 
     @contextlib.asynccontextmanager
-    async def serve(self) -> AsyncIterator[PlayedScheduler]:
+    async def serve(self, address: str = "127.0.0.1", port: int = 0) -> AsyncIterator[PlayedScheduler]:
         app = web.Application()
         app.router.add_get("/instances", self._list)
         app.router.add_get("/stats", self._stats)
@@ -42,7 +42,7 @@ class PlayedScheduler:
         app.router.add_delete("/instances/{id}/drain", self._undrain)
         runner = web.AppRunner(app)
         await runner.setup()
-        site = web.TCPSite(runner, "127.0.0.1", 0)
+        site = web.TCPSite(runner, address, port)
         await site.start()
         self.port = runner.addresses[0][1]
         try:
@@ -104,7 +104,10 @@ class PlayedScheduler:
 class PlayedNodes:
     """Every kubelet at once: what is created runs, what is deleted ends, on the test's word."""
 
-    def __init__(self, client: Client, namespace: str, scheduler: PlayedScheduler) -> None:
+    def __init__(
+        self, client: Client, namespace: str, scheduler: PlayedScheduler, address: str = "127.0.0.1"
+    ) -> None:
+        self._address = address
         self._client = client
         self._namespace = namespace
         self._scheduler = scheduler
@@ -216,8 +219,8 @@ class PlayedNodes:
                     {"name": container["name"], "image": container["image"], **running}
                     for container in pod["spec"]["containers"]
                 ],
-                "podIP": "127.0.0.1",
-                "podIPs": [{"ip": "127.0.0.1"}],
+                "podIP": self._address,
+                "podIPs": [{"ip": self._address}],
                 "conditions": conditions,
             },
         )

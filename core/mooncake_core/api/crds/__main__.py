@@ -1,4 +1,4 @@
-"""`python -m mooncake_core.api.crds --write DIR… | --check DIR…`."""
+"""`python -m mooncake_core.api.crds --write DIR | --check DIR`."""
 
 from __future__ import annotations
 
@@ -13,16 +13,14 @@ def main(argv: list[str] | None = None) -> int:
     """Write or compare; 1 when files differ."""
     parser = argparse.ArgumentParser(prog="python -m mooncake_core.api.crds", description=__doc__)
     action = parser.add_mutually_exclusive_group(required=True)
-    action.add_argument("--write", type=Path, nargs="+", metavar="DIR", help="write the definitions there")
-    action.add_argument(
-        "--check", type=Path, nargs="+", metavar="DIR", help="compare the files there with the models"
-    )
+    action.add_argument("--write", type=Path, metavar="DIR", help="write the definitions there")
+    action.add_argument("--check", type=Path, metavar="DIR", help="compare the files there with the models")
     arguments = parser.parse_args(argv)
     if arguments.write is not None:
-        for path in (path for folder in arguments.write for path in write(folder)):
+        for path in write(arguments.write):
             print(path)
         return 0
-    found = [line for folder in arguments.check for line in differences(folder)]
+    found = differences(arguments.check)
     for line in found:
         print(line, file=sys.stderr)
     if found:
