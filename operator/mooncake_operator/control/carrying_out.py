@@ -257,10 +257,8 @@ class Execution:
         pod["metadata"]["namespace"] = self._namespace
         try:
             await self._client.create(pod, manager=MANAGER)
-        except AlreadyExistsError as error:
-            # Since the world was read somebody took the name, or our own earlier answer was lost: whose the
-            # Pod is, is seen by reading the world again.
-            raise PreconditionError(error.status, "PodExists", f"Pod {action.pod} exists by now") from error
+        except AlreadyExistsError:
+            await self._is_ours(action, owner)
         except (ForbiddenError, InvalidError) as error:
             if isinstance(error, ForbiddenError) and error.namespace_terminating:
                 raise NamespaceEndsError from error
@@ -270,6 +268,15 @@ class Execution:
             if known is None:
                 raise
             await self._refused(action.pool, owner, known)
+
+    async def _is_ours(self, action: CreatePod, owner: Object) -> None:
+        try:
+            live = await self._client.get(POD, self._namespace, action.pod)
+        except NotFoundError:
+            return
+        if controller_uid(live) != uid_of(owner):
+            message = f"Pod {action.pod} exists and is not this pool's; it is left alone, remove or rename it"
+            await self._refused(action.pool, owner, Finding(reasons.FOREIGN_POD, message))
 
     async def _refused(self, pool: str, owner: Object, finding: Finding) -> None:
         self.refusals.setdefault(pool, []).append(finding)

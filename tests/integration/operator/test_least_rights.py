@@ -287,7 +287,12 @@ async def it_leaves_a_foreign_pod_alone_and_scales(life: Life) -> None:
     foreign = {
         "apiVersion": "v1",
         "kind": "Pod",
-        "metadata": {"name": "quickstart-decode-d-2", "namespace": life.namespace},
+        "metadata": {
+            "name": "quickstart-decode-d-2",
+            "namespace": life.namespace,
+            # Taken from another cluster, so that it is not among the strangers of the namespace.
+            "labels": {"app.kubernetes.io/managed-by": "mooncake-operator", "mooncake.io/cluster": "other"},
+        },
         "spec": {"containers": [{"name": "theirs", "image": "theirs"}]},
     }
     made = await life.admin.create(foreign, manager="kubectl")
