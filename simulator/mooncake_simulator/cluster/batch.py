@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 from math import ceil, sqrt
 
 from mooncake_core.slo import worst_gaps_mean
@@ -30,7 +30,8 @@ class Member:
     """
 
     __slots__ = (
-        "cached_tokens", "done", "first_gap_s", "joined", "mark_s", "prompt_tokens", "since", "steps",
+        "cached_tokens", "done", "entered", "gaps_s", "joined", "left_s", "mark_s", "prompt_tokens", "since",
+        "steps",
     )  # fmt: skip
 
     def __init__(
@@ -46,23 +47,23 @@ class Member:
         self.steps = steps
         self.joined = joined
         self.done = done
-        self.first_gap_s = 0.0
-        self.mark_s = -1.0
-        """What the batch had waited when it came in; negative once its first step was done."""
+        self.entered = False
+        self.gaps_s: list[float] = []
+        """Gaps that are not those of the batch's runs."""
+        self.left_s: float | None = None
+        """When it was put off."""
+        self.mark_s = 0.0
+        """What the batch had waited when it came in."""
         self.since = 0
-
-    @property
-    def need_tokens(self) -> int:
-        """KV that it needs when it ends."""
-        return self.prompt_tokens + self.steps
 
 
 class Batch:
     """The running batch of one decode instance.
 
-    KV memory is set aside for a request's whole length when it joins, so that it is never exceeded; a request
-    that does not fit waits, first come, first served. While a joiner's KV comes in, the others wait (the join
-    stall, FAST'25 Fig. 15); the joiner itself does not count that as a gap between its tokens.
+    KV memory fills as answers grow, and is never exceeded: where a step would not fit, who came last is put off
+    with its KV swapped out, and comes in again first (vLLM's preemption). A request that does not fit waits,
+    first come, first served. While a joiner's KV comes in, the others wait (the join stall, FAST'25 Fig. 15);
+    the joiner itself does not count that as a gap between its tokens.
 
     Args:
         agenda: the time.
@@ -83,7 +84,6 @@ class Batch:
         self._leaving: list[tuple[int, int, Member]] = []
         self._fresh: list[Member] = []
         self._order = 0
-        self._context_tokens = 0
         self._steps = 0
         self._stalled_s = 0.0
         """What those who decode have waited since the last step."""
@@ -94,9 +94,12 @@ class Batch:
         self._planned = 0
         """Steps of the run that goes on; 0 while somebody comes in."""
         self._began_s = self._gap_s = self._growth_s = 0.0
-        self.reserved_tokens = 0
+        self.context_tokens = 0
+        """KV that is held."""
         self.most_tokens = 0
-        """The most KV that was ever set aside."""
+        """The most that ever was."""
+        self.put_off = 0
+        """How often somebody had to leave for want of memory."""
         self.busy_s = 0.0
 
     @property
@@ -106,17 +109,30 @@ class Batch:
 
     def fits(self, tokens: int) -> bool:
         """Whether KV of so many tokens has room beside what is here and what waits."""
-        return self.reserved_tokens + self._waiting_tokens + tokens <= self._capacity_tokens
+        return tokens + self._waiting_tokens <= self._room_tokens()
 
     def join(self, member: Member) -> None:
-        """Join at the end of the step that runs, as soon as there is room."""
+        """Join at the end of the step that runs, as soon as there is room.
+
+        Raises:
+            ValueError: it will never fit.
+        """
+        if member.prompt_tokens + member.steps > self._capacity_tokens:
+            raise ValueError(
+                f"{member.prompt_tokens + member.steps} tokens never fit into a memory for "
+                f"{self._capacity_tokens}: refuse the request"
+            )
         self._waiting.append(member)
-        self._waiting_tokens += member.need_tokens
+        self._waiting_tokens += member.prompt_tokens
         if self._idle:
             self._idle = False
             self._let_in()
         elif self._planned > 1 and self._may_enter():
             self._cut()
+
+    def _room_tokens(self) -> int:
+        """KV that fits beside the next step."""
+        return self._capacity_tokens - self.context_tokens - self.size
 
     def _stall_s(self, member: Member) -> float:
         """Seconds from a member's turn until it is in; the others wait meanwhile."""
@@ -127,15 +143,12 @@ class Batch:
     def _may_enter(self) -> bool:
         if not self._waiting:
             return False
-        need_tokens = self._waiting[0].need_tokens
-        return not self._leaving or self.reserved_tokens + need_tokens <= self._capacity_tokens
+        return not self._leaving or self._waiting[0].prompt_tokens < self._room_tokens()
 
     def _take(self) -> Member:
-        """The next of those who wait; its memory is set aside."""
+        """The next of those who wait."""
         member = self._waiting.popleft()
-        self._waiting_tokens -= member.need_tokens
-        self.reserved_tokens += member.need_tokens
-        self.most_tokens = max(self.most_tokens, self.reserved_tokens)
+        self._waiting_tokens -= member.prompt_tokens
         return member
 
     def _let_in(self) -> None:
@@ -157,11 +170,13 @@ class Batch:
 
     def _enter(self, member: Member) -> None:
         self._order += 1
-        self._context_tokens += member.prompt_tokens
+        self.context_tokens += member.prompt_tokens
         heappush(self._leaving, (self._steps + member.steps, self._order, member))
         member.mark_s = self._stalled_s
         self._fresh.append(member)
-        member.joined()
+        if not member.entered:
+            member.entered = True
+            member.joined()
 
     def _start_run(self) -> None:
         """Step on until the first of the batch leaves."""
@@ -169,11 +184,37 @@ class Batch:
             self._idle = True
             self._stalled_s = 0.0
             return
+        self._make_room()
         size = self.size
-        gap_s = self._model.step_s(size, self._context_tokens)
+        gap_s = self._model.step_s(size, self.context_tokens)
         # Who waited counts the wait as part of the gap: that first step is a run of its own.
-        steps = 1 if self._stalled_s else self._leaving[0][0] - self._steps
+        steps = 1 if self._stalled_s else self._steps_ahead()
         self._run(gap_s, self._model.t2_s_per_token * size, steps)
+
+    def _steps_ahead(self) -> int:
+        """Steps until the first leaves or memory is full."""
+        fit = (self._capacity_tokens - self.context_tokens) // self.size
+        return min(self._leaving[0][0] - self._steps, fit)
+
+    def _make_room(self) -> None:
+        """Put off who came last until the next step fits."""
+        leaving = self._leaving
+        while self._room_tokens() < 0 and self.size > 1:
+            at = max(range(len(leaving)), key=lambda each: leaving[each][1])
+            until, _, member = leaving.pop(at)
+            heapify(leaving)
+            if member in self._fresh:
+                self._fresh.remove(member)
+            else:
+                member.gaps_s = self._gaps_s(member)
+                member.left_s = self._agenda.now_s
+            left = until - self._steps
+            member.prompt_tokens += member.steps - left
+            member.steps = left
+            self.context_tokens -= member.prompt_tokens
+            self._waiting.appendleft(member)
+            self._waiting_tokens += member.prompt_tokens
+            self.put_off += 1
 
     def _run(self, gap_s: float, growth_s: float, steps: int) -> None:
         self._began_s, self._gap_s, self._growth_s = self._agenda.now_s, gap_s, growth_s
@@ -197,42 +238,46 @@ class Batch:
         steps, self._planned = self._planned, 0
         self._note(steps)
         self._steps += steps
-        self._context_tokens += steps * self.size
+        self.context_tokens += steps * self.size
+        self.most_tokens = max(self.most_tokens, self.context_tokens)
         leaving = self._leaving
         while leaving and leaving[0][0] <= self._steps:
             member = heappop(leaving)[2]
-            self._context_tokens -= member.need_tokens
-            self.reserved_tokens -= member.need_tokens
-            member.done(self._tbt_s(member))
+            self.context_tokens -= member.prompt_tokens + member.steps
+            member.done(worst_gaps_mean(self._gaps_s(member)))
         self._trim()
         self._let_in()
 
     def _note(self, steps: int) -> None:
         """Write the gaps of a run down: those of newcomers begin when they came in."""
         here = self._dropped_runs + len(self._runs)
-        if self._stalled_s:
-            for member in self._fresh:
-                member.first_gap_s = self._stalled_s - member.mark_s + self._gap_s
-                member.since = here + 1
+        own_run = bool(self._stalled_s) or any(member.left_s is not None for member in self._fresh)
+        for member in self._fresh:
+            member.since = here + own_run
+            if own_run:
+                gap_s = self._stalled_s - member.mark_s + self._gap_s
+                if member.left_s is not None:
+                    gap_s = self._began_s + self._gap_s - member.left_s
+                    member.left_s = None
+                member.gaps_s.append(gap_s)
+        if own_run:
             self._runs.append((self._stalled_s + self._gap_s, 0.0, 1))
             if steps > 1:
                 self._runs.append((self._gap_s + self._growth_s, self._growth_s, steps - 1))
             self._stalled_s = 0.0
         else:
-            for member in self._fresh:
-                member.since = here
             self._runs.append((self._gap_s, self._growth_s, steps))
         self._fresh.clear()
         self.busy_s += _run_s(steps, self._gap_s, self._growth_s)
 
-    def _tbt_s(self, member: Member) -> float | None:
-        gaps_s = [member.first_gap_s] if member.first_gap_s else []
+    def _gaps_s(self, member: Member) -> list[float]:
+        gaps_s = member.gaps_s
         for gap_s, growth_s, steps in self._runs[member.since - self._dropped_runs :]:
             if steps == 1:
                 gaps_s.append(gap_s)
             else:
                 gaps_s.extend([gap_s + growth_s * step for step in range(steps)])
-        return worst_gaps_mean(gaps_s)
+        return gaps_s
 
     def _trim(self) -> None:
         """Forget the runs that nobody here lived through: memory stays flat."""

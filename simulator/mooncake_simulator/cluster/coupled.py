@@ -40,9 +40,12 @@ class Chunked(Batch):
             self._in_run_tokens = 0
             if self._filled_tokens >= member.prompt_tokens:
                 self._filling = None
+                self.context_tokens -= member.prompt_tokens
                 self._enter(member)
         if self._filling is None and self._may_enter():
             self._filling = self._take()
+            # Its memory is set aside while it is computed.
+            self.context_tokens += self._filling.prompt_tokens
             # The last token is always computed.
             self._filled_tokens = min(self._filling.cached_tokens, self._filling.prompt_tokens - 1)
         self._start_run()
@@ -55,14 +58,23 @@ class Chunked(Batch):
         if member is None:
             super()._start_run()
             return
+        self._make_room()
+        if self.size and self._room_tokens() < 0:
+            # Who decodes goes first: the prompt gives its memory back and begins anew.
+            self._filling = None
+            self.context_tokens -= member.prompt_tokens
+            self._waiting.appendleft(member)
+            self._waiting_tokens += member.prompt_tokens
+            super()._start_run()
+            return
         whole, rest = divmod(member.prompt_tokens - self._filled_tokens, self._chunk_tokens)
         tokens = self._chunk_tokens if whole else rest
         steps = whole or 1
         model, size, done = self._model, self.size, self._filled_tokens
         if size:
-            steps = min(steps, self._leaving[0][0] - self._steps)
+            steps = min(steps, self._steps_ahead())
         chunk_s = model.prefill_s(done + tokens, done) - model.a_s
-        decode_s = model.step_s(size, self._context_tokens) if size else 0.0
+        decode_s = model.step_s(size, self.context_tokens) if size else 0.0
         growth_s = model.t2_s_per_token * size + 2 * model.c_s_per_token2 * tokens * tokens
         self._in_run_tokens = steps * tokens
         self._run(decode_s + chunk_s, growth_s, steps)

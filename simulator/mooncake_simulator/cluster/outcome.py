@@ -65,6 +65,9 @@ class Result:
     prefill_busy_s: Sequence[float] = field(default_factory=list)
     decode_busy_s: Sequence[float] = field(default_factory=list)
     most_kv_tokens: int = 0
+    """The most KV that a decode instance ever held."""
+    put_off: int = 0
+    """Times that a request had to leave its batch for want of memory."""
 
     @property
     def requests(self) -> int:

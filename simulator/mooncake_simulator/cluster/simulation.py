@@ -95,6 +95,7 @@ class _Simulation:
             [queue.busy_s for queue in self.queues],
             [batch.busy_s for batch in self.batches],
             max([batch.most_tokens for batch in self.batches], default=0),
+            sum([batch.put_off for batch in self.batches]),
         )
 
     def _arrive(self, name: str, request: Request, outcome: Outcome) -> None:
@@ -266,7 +267,7 @@ class _Life:
             self._ended(None)
             return
         member = Member(self.outcome.prompt_tokens + 1, steps, self._joined, self._ended)
-        self.withheld = not batch.fits(member.need_tokens)
+        self.withheld = not batch.fits(member.prompt_tokens)
         batch.join(member)
 
     def _joined(self) -> None:

@@ -71,14 +71,23 @@ def test_the_same_seed_gives_the_same_result_to_the_last_bit(
     assert simulate(spec, trace, seed=seed) == simulate(spec, trace, seed=seed)
 
 
-def test_kv_beyond_memory_waits_and_its_first_token_with_it() -> None:
+def test_answers_that_outgrow_memory_put_the_last_comer_off_and_both_end() -> None:
     # Both fit by what is expected of their answers, not by how long they become.
     long = Request(timestamp_ms=0, input_length=650_000, output_length=60_000, hash_ids=tuple(range(1270)))
-    other = replace_blocks(long, 10_000)
-    spec = ClusterSpec(2, 1, fetch="none")
-    first, second = sorted(simulate(spec, [long, other]).outcomes, key=lambda outcome: outcome.ended_s or 0)
+    later = replace_blocks(long, 10_000)
+    result = simulate(ClusterSpec(2, 1, fetch="none"), [long, later])
+    first, second = result.outcomes
+    assert result.completed == 2
+    assert result.put_off == 1
+    assert result.most_kv_tokens <= result_capacity_tokens()
     assert first.ended_s is not None
-    assert second.ttft_s == pytest.approx(first.ended_s)
+    assert second.ended_s is not None
+    assert second.ended_s > first.ended_s
+
+
+def result_capacity_tokens() -> int:
+    """KV that fits on a decode instance of the default profile."""
+    return ClusterSpec(1, 1).profile.kv_capacity_tokens
 
 
 def test_a_refusal_by_stage_wastes_its_prefill_only_at_decode() -> None:
