@@ -17,7 +17,7 @@ from mooncake_operator.control.credentials import kept_credentials, secret_findi
 from mooncake_operator.control.gather import World, gather
 from mooncake_operator.control.inline import with_live_replicas
 from mooncake_operator.control.objects import ObjectKeeper
-from mooncake_operator.control.picture import Picture, picture_of, pod_with_cause
+from mooncake_operator.control.picture import Picture, engines_there, picture_of, pod_with_cause
 from mooncake_operator.control.problems import NamespaceEndsError
 from mooncake_operator.control.reading import read_cluster, read_pool
 from mooncake_operator.control.reports import Context, cluster_report, kept_status, pool_report
@@ -202,7 +202,14 @@ class _Pass:
         standalone = await self._standalone(effective)
         images = self._shared._settings.images
         try:
-            made = plan_of(effective, ClusterNames(), standalone, images=images, credentials=credentials)
+            made = plan_of(
+                effective,
+                ClusterNames(),
+                standalone,
+                images=images,
+                credentials=credentials,
+                present=engines_there(self._world.pods, self._pools.values()),
+            )
             desired = render_plan(made, with_pods=False)
         except ValueError as error:
             self._findings.append(Finding(reasons.INVALID_SPEC, str(error)))

@@ -13,12 +13,13 @@ from mooncake_operator.kube.resources import (
     KV_CACHE_POOL,
     PREFILL_POOL,
     Object,
+    controller_uid,
     is_terminating,
     name_of,
     uid_of,
 )
 from mooncake_operator.planning.desired import DesiredCluster, DesiredPool
-from mooncake_operator.planning.manifests.plan import Plan
+from mooncake_operator.planning.manifests.plan import Plan, Present
 from mooncake_operator.planning.observed import (
     Observed,
     ObservedPod,
@@ -27,7 +28,7 @@ from mooncake_operator.planning.observed import (
     Trouble,
 )
 from mooncake_operator.planning.reading import observed_pod, observed_revision, pool_history, seconds
-from mooncake_operator.planning.wishes import Identity, desired_cluster
+from mooncake_operator.planning.wishes import Identity, desired_cluster, present_instances
 
 FINALIZER = "mooncake.io/drain"
 _ROLES = {PREFILL_POOL.kind: Role.PREFILL, DECODE_POOL.kind: Role.DECODE}
@@ -73,6 +74,17 @@ def picture_of(
     owners |= {name_of(pool): pool for pool in leaving}
     wanted = replace(wanted, pools=(*wanted.pools, *map(_leaving, leaving)))
     return Picture(wanted, _observed(world, wanted.pools, owners, registry, now_s, causes or {}), owners)
+
+
+def engines_there(pods: Iterable[Object], pools: Iterable[Object]) -> dict[str, list[Present]]:
+    """Instances of live pools by pool, for schedulers that read them from a file.
+
+    Args:
+        pods: of the namespace, whosever they are.
+        pools: whose instances count.
+    """
+    owners = {uid_of(pool) for pool in pools}
+    return present_instances(observed_pod(pod) for pod in pods if controller_uid(pod) in owners)
 
 
 def _observed(

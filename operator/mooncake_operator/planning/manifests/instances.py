@@ -41,9 +41,13 @@ def as_documents(instances: Sequence[Instance]) -> list[object]:
 
 
 def _present(plan: Plan, pool: EnginePoolPlan) -> Sequence[Present]:
-    if plan.present is not None:
-        return plan.present.get(pool.name, ())
-    return [Present(pod, pairing_revision(plan)) for pod in pool.instances()]
+    """Those that are there, as they were made, and those that are wanted and not there yet.
+
+    The latter need not wait for their turn: a node takes up to a minute to notice a changed ConfigMap.
+    """
+    wanted = {name: Present(name, pairing_revision(plan)) for name in pool.instances()}
+    there = {each.name: each for each in (plan.present or {}).get(pool.name, ())}
+    return list((wanted | there).values())
 
 
 def _engine(plan: Plan, pool: EnginePoolPlan, there: Present) -> Instance:

@@ -77,8 +77,8 @@ def render(
         pools: pool objects written on their own that refer to this cluster.
         images: images of the product's own containers.
         credentials: secrets made by the caller; a managed Redis needs its password.
-        present: engine instances that are there, by pool; left out: all that are wanted. Only clusters
-            without Redis need it, whose schedulers read the instances from a file.
+        present: engine instances that are there, by pool, where they may differ from those wanted. Only
+            clusters without Redis need it, whose schedulers read the instances from a file.
 
     Raises:
         ValueError: pools and cluster contradict each other, or a password is missing.
