@@ -8,13 +8,10 @@ from __future__ import annotations
 
 import time
 from math import inf
-from typing import NamedTuple
 
-import msgspec
 import structlog
 
 from mooncake_core.index import Tier
-from mooncake_core.registry import Instance
 from mooncake_scheduler.conductor.cost import Sent
 from mooncake_scheduler.conductor.model import Placement
 from mooncake_scheduler.gateway import engines
@@ -26,6 +23,7 @@ from mooncake_scheduler.gateway.job import Job
 from mooncake_scheduler.gateway.legs import Leg, StreamLeg
 from mooncake_scheduler.gateway.lifecycle import Phase, Setback
 from mooncake_scheduler.gateway.roster import Member
+from mooncake_scheduler.gateway.sending import Failure, Sending, Staged
 from mooncake_scheduler.gateway.services import Services
 
 _log = structlog.get_logger(__name__)
@@ -35,33 +33,9 @@ RELEASE_GRACE_S = 2.0
 UNTOLD_S = 10.0
 """Wall seconds for which a whole answer may still wait for its staged KV, which nothing tells: longer than it
 takes to notice that an instance died, and short enough not to throw long decodes away."""
-OVERRUN = 20.0
-"""A whole answer may take so many times its predicted decode before its engine counts as hanging."""
-_TRACE_HEADERS = (b"traceparent", b"tracestate")
 
 
-class Staged(msgspec.Struct, frozen=True):
-    """KV that waits at a prefill instance."""
-
-    member: Member
-    transfer_id: str
-    engine_id: str
-    answer: engines.PrefillAnswer
-
-
-class Failure(NamedTuple):
-    """A leg that was not served."""
-
-    member: Member
-    setback: Setback
-    phase: Phase
-    staged: Staged | None = None
-    status: int = 0
-    answer: bytes = b""
-    retry_after: bytes = b""
-
-
-class Attempt:
+class Attempt(Sending):
     """One try at serving a job with the instances of one placement.
 
     Args:
@@ -71,10 +45,7 @@ class Attempt:
     """
 
     def __init__(self, services: Services, job: Job, placement: Placement) -> None:
-        self._services = services
-        self._job = job
-        self._placement = placement
-        self._leg: Leg | None = None
+        super().__init__(services, job, placement)
         self._source: Member | None = None
         self._refused: ErrorAnswer | None = None
         self._computing: tuple[Member, Sent] | None = None
@@ -148,10 +119,7 @@ class Attempt:
             source.awaited.pop(self._job.flow, None)
 
     def abort(self) -> None:
-        """End the leg under way, if any; its engine notices that the connection closes."""
-        leg, self._leg = self._leg, None
-        if leg is not None and not leg.done:
-            leg.abort()
+        super().abort()
         if self._computing is not None:
             self._services.accounting.prefill_dropped(*self._computed())
 
@@ -380,40 +348,6 @@ class Attempt:
         assert computing is not None
         return computing
 
-    # -- sending
-
-    async def _gather(
-        self, leg: Leg, member: Member, headers: bytes, body: bytes, limit_s: float
-    ) -> Setback | None:
-        try:
-            self._dispatch(leg, member, headers, body, limit_s)
-            await leg.finished()
-        except DeadlineError:
-            leg.abort()
-            return Setback.DEADLINE
-        return leg.setback
-
-    def _dispatch(self, leg: Leg, member: Member, headers: bytes, body: bytes, limit_s: float) -> None:
-        self._job.limit(limit_s)
-        self._leg = leg
-        self._services.roster.sent(member)
-        leg.call = member.upstream.request(b"POST", self._job.exchange.path, headers, body, leg)
-
-    def _headers(self) -> bytes:
-        lines = b"x-request-id: %b\r\n" % self._job.ask.id.encode()
-        sent = self._job.exchange.headers
-        for name in _TRACE_HEADERS:
-            if name in sent:
-                lines += header(name, sent[name])
-        return lines
-
-    def _answer_limit_s(self, first_s: float) -> float:
-        """How long a whole answer may take: nothing tells when its first token came."""
-        services, placement, most = self._services, self._placement, self._job.wish.max_tokens
-        if most is None or placement.tbt_s <= 0:
-            return services.config.request_timeout_s
-        return first_s + OVERRUN * most * placement.tbt_s / services.clock.scale
-
     # -- what happened
 
     def _begun(self) -> None:
@@ -430,34 +364,3 @@ class Attempt:
     def _served(self, member: Member) -> None:
         self._services.roster.served(member)
         self._job.decision.outcome = "completed"
-
-    def _failed(self, member: Member, leg: Leg, setback: Setback) -> Failure:
-        services = self._services
-        if setback.is_fault:
-            services.roster.faulted(member)
-            services.engine_ids.forget(member.instance.id)
-        if setback is Setback.CONNECT:
-            services.roster.lost(member)
-        status = leg.error_status if isinstance(leg, StreamLeg) and leg.error_status else leg.status
-        _log.warning(
-            "a leg failed", request_id=self._job.request_id, instance=member.instance.id,
-            setback=setback.value, status=status, detail=leg.fault.detail if leg.fault else "",
-        )  # fmt: skip
-        return Failure(member, setback, self._job.phase, None, status, leg.answer, leg.retry_after)
-
-    async def _believe(self, instance: Instance, within_s: float) -> None:
-        """The instance will hold the prompt's blocks, `within_s` model seconds from now."""
-        job, services = self._job, self._services
-        known = job.depths.get(instance.id)
-        until_s = time.monotonic() + within_s / services.clock.scale
-        await services.residency.dispatched(instance.id, job.keys, 0 if known is None else known.hbm, until_s)
-
-    def _count_fetch(self, instance: Instance, change: int) -> None:
-        """Count a prefix that the store is sending to an instance."""
-        if not self._placement.fetch_tokens or not instance.store:
-            return
-        roster = self._services.roster
-        roster.source_flows[instance.store] = roster.source_flows.get(instance.store, 0) + change
-        member = roster.members.get(instance.id)
-        if member is not None:
-            member.inbound_flows += change

@@ -10,8 +10,8 @@ from mooncake_scheduler.gateway.errors import ErrorAnswer, upstream_failed
 from mooncake_scheduler.gateway.lifecycle import Setback
 
 if TYPE_CHECKING:
-    from mooncake_scheduler.gateway.attempt import Failure
     from mooncake_scheduler.gateway.roster import Roster
+    from mooncake_scheduler.gateway.sending import Failure
 
 _MAX_PASSED_BYTES = 64 << 10
 

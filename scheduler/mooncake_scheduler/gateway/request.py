@@ -14,7 +14,7 @@ import structlog
 
 from mooncake_core.ledger import Limits, Reservation
 from mooncake_scheduler.conductor.model import Ask
-from mooncake_scheduler.gateway.attempt import Attempt, Failure, Staged
+from mooncake_scheduler.gateway.attempt import Attempt
 from mooncake_scheduler.gateway.body import Prompt
 from mooncake_scheduler.gateway.errors import ErrorAnswer, upstream_failed
 from mooncake_scheduler.gateway.flow import ClientLeftError, DeadlineError, Interruption
@@ -22,6 +22,7 @@ from mooncake_scheduler.gateway.http1.heads import JSON
 from mooncake_scheduler.gateway.job import Job, read_wish
 from mooncake_scheduler.gateway.lifecycle import Phase, Remedy, Setback, remedy
 from mooncake_scheduler.gateway.passing import answer_to
+from mooncake_scheduler.gateway.sending import Failure, Staged
 from mooncake_scheduler.gateway.services import Services
 from mooncake_scheduler.gateway.tokens import Domain, Prefix
 
