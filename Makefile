@@ -6,7 +6,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: help setup demo test test-engines e2e e2e-cluster e2e-cluster-stop bench-acceptance bench-router bench-index bench-reconcile check fix crds lock clean
+.PHONY: help setup demo test test-engines e2e e2e-programs e2e-cluster e2e-cluster-stop bench-acceptance bench-router bench-index bench-reconcile check fix crds lock clean
 
 help: ## list the commands
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 18
@@ -31,9 +31,11 @@ test: $(STAMP) ## run every test that needs no GPU and no vLLM
 test-engines: $(STAMP) ## run the gateway before real vLLM on CPU (first time: a minute and 2.5 GB in the cache)
 	$(BIN)/pytest -m engines tests/engines
 
-e2e: $(STAMP) ## run the end-to-end tests on a Kubernetes cluster of their own (first time: 20 minutes of building)
-	$(BIN)/python -m e2e.cluster build
+e2e: e2e-programs ## run the end-to-end tests on a Kubernetes cluster of their own
 	$(BIN)/python -m pytest e2e
+
+e2e-programs: $(STAMP) ## find Kubernetes' programs, or build them into a cache (first time: 20 minutes)
+	$(BIN)/python -m e2e.cluster build
 
 e2e-cluster: $(STAMP) ## start that cluster, keep it up, and print what to type
 	$(BIN)/python -m e2e.cluster up

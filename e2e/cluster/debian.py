@@ -19,6 +19,8 @@ PACKAGES: Mapping[str, str] = {
     "ip": "iproute2",
     "nsenter": "util-linux",
     "openssl": "openssl",
+    "mount": "mount",
+    "sysctl": "procps",
     "cc": "gcc",
     "mmdebstrap": "mmdebstrap",
     "buildah": "buildah",
