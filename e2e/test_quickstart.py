@@ -33,7 +33,10 @@ async def test_the_quickstart_is_applied_answers_tells_its_story_and_goes_withou
     await cluster.kubectl(
         *("wait", "-n", namespace, "mooncakecluster/quickstart", "--for=condition=Ready", "--timeout=240s")
     )
-    await _answers(cluster, kube, namespace)
+    async with cluster.forward(kube, "quickstart-scheduler", namespace, 80) as url:
+        await _answers(url)
+    async with cluster.port_forward("quickstart-scheduler", namespace, 80) as url:
+        await _answers(url)
     await _tells_its_story(cluster, namespace)
     await _writes_nowhere_but_into_volumes(kube, namespace)
 
@@ -41,11 +44,8 @@ async def test_the_quickstart_is_applied_answers_tells_its_story_and_goes_withou
     await eventually("all of it is gone", lambda: _is_gone(kube, namespace), within_s=120)
 
 
-async def _answers(cluster: ClusterUnderTest, kube: Kube, namespace: str) -> None:
-    async with (
-        cluster.forward(kube, "quickstart-scheduler", namespace, 80) as url,
-        openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client,
-    ):
+async def _answers(url: str) -> None:
+    async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
         whole = await client.chat.completions.create(model=_MODEL, messages=_QUESTION, max_tokens=8)
         stream = await client.chat.completions.create(
             model=_MODEL,

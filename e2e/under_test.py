@@ -69,7 +69,7 @@ class ClusterUnderTest:
             A base URL on this machine's loopback.
         """
         if self.own is None:
-            async with self._port_forward(service, namespace, port) as url:
+            async with self.port_forward(service, namespace, port) as url:
                 yield url
             return
         found = await kube.get("Service", service, namespace)
@@ -81,7 +81,12 @@ class ClusterUnderTest:
             server.close()
 
     @asynccontextmanager
-    async def _port_forward(self, service: str, namespace: str, port: int) -> AsyncIterator[str]:
+    async def port_forward(self, service: str, namespace: str, port: int) -> AsyncIterator[str]:
+        """Reach one Pod of a Service by ``kubectl port-forward``.
+
+        Yields:
+            A base URL on this machine's loopback.
+        """
         process = await asyncio.create_subprocess_exec(
             programs.find("kubectl"),
             f"--kubeconfig={self.kubeconfig}",

@@ -49,7 +49,7 @@ def find_program(name: str) -> Path:
     for candidate in candidates:
         if os.access(candidate, os.X_OK):
             return candidate
-    raise ProgramsMissingError(f"no {name}: `make e2e` builds it, or set KUBEBUILDER_ASSETS")
+    raise ProgramsMissingError(f"no {name}: `make e2e-programs` builds it, or set KUBEBUILDER_ASSETS")
 
 
 class ApiServer:

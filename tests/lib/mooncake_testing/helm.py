@@ -29,7 +29,7 @@ def find_helm() -> str:
     built = [str(path) for path in sorted(cache.glob("helm-v*/helm"), reverse=True)]
     found = next(filter(None, [*built, shutil.which("helm")]), None)
     if found is None:
-        pytest.skip("no helm: `make e2e` builds it, or install Helm 3.17 or newer")
+        pytest.skip("no helm: `make e2e-programs` builds it, or install Helm")
     return found
 
 
