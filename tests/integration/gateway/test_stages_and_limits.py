@@ -98,7 +98,8 @@ async def test_in_mode_none_a_decode_with_room_takes_what_was_prefilled(tmp_path
 async def said_soon(running: Gateway, **fields: Any) -> httpx.Response:
     began_s = time.monotonic()
     answer = await running.complete(**fields)
-    assert time.monotonic() - began_s < 5
+    # The limits that a request has unless told otherwise are 10 s and more.
+    assert time.monotonic() - began_s < 9
     return answer
 
 
