@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import re
+import subprocess
 import time
 import urllib.error
 from collections.abc import Iterator
@@ -11,7 +14,7 @@ from typing import Any
 import pytest
 import yaml
 
-from mooncake_testing.apiserver import ApiServer
+from mooncake_testing.apiserver import ApiServer, find_program
 from mooncake_testing.operator_process import OperatorProcess
 from mooncake_testing.waiting import eventually
 
@@ -150,7 +153,7 @@ def test_when_the_definition_of_clusters_is_deleted_all_goes_and_a_new_one_is_ac
     delete_definition(place, definition)
     eventually(lambda: place.get(f"{place.custom}/mooncakedecodepools/q-decode") is None, "its pools go", 90)
     assert operator.process.poll() is None
-    assert operator.health() == 200
+    eventually(lambda: operator.health() == 200, "it is alive")
     restore(place.server, definition)
     place.apply()
     eventually(lambda: place.pods("q-decode"), "the new cluster's Pods", 60)
@@ -167,6 +170,29 @@ def test_a_namespace_that_was_deleted_while_no_operator_ran_ends_when_one_does(p
     decode = f"{place.custom}/mooncakedecodepools/q-decode"
     eventually(lambda: "deletionTimestamp" in (place.get(decode) or {}).get("metadata", {}), "it ends")
     place.start_operator()
+    eventually(lambda: place.get(path) is None, "the namespace is gone", 90)
+
+
+def test_what_the_documentation_says_to_type_lets_pools_go_when_there_is_no_operator_any_more(
+    place: Place,
+) -> None:
+    text = (ROOT / "docs" / "deleting.md").read_text()
+    (typed,) = re.findall(r"```sh\n(.*?)```", text, re.DOTALL)
+    first = place.start_operator()
+    place.apply()
+    eventually(lambda: place.finalizers("mooncakedecodepools", "q-decode"), "a finalizer")
+    first.kill()
+    path = f"/api/v1/namespaces/{place.namespace}"
+    place.server.request("DELETE", path)
+    decode = f"{place.custom}/mooncakedecodepools/q-decode"
+    eventually(lambda: "deletionTimestamp" in (place.get(decode) or {}).get("metadata", {}), "it ends")
+    folder = find_program("kubectl").parent
+    environment = os.environ | {
+        "KUBECONFIG": str(place.server.kubeconfig),
+        "NAMESPACE": place.namespace,
+        "PATH": f"{folder}:{os.environ['PATH']}",
+    }
+    subprocess.run(["bash", "-euo", "pipefail", "-c", typed], check=True, env=environment)
     eventually(lambda: place.get(path) is None, "the namespace is gone", 90)
 
 
