@@ -17,6 +17,7 @@ from mooncake_operator.planning.instances import Instance, Phase
 
 _REPLACE = (checks.within_surge, checks.within_gpu_budget, checks.join_in_turn)
 _CREATE = (checks.within_surge, checks.within_gpu_budget, checks.within_skew, checks.join_in_turn)
+_SHRINK: Sequence[RetireCheck] = (checks.keeps_floors, checks.keeps_paired_floors)
 _RETIRE_ROUTABLE: Sequence[RetireCheck] = (
     checks.replacement_may_come,
     checks.keeps_floors,
@@ -64,7 +65,7 @@ def _shrink(draft: Draft, pool: PoolDraft) -> None:
     """Take away what is too much: `replicas` was lowered, or a rollout is over."""
     while pool.total > _most(pool) and pool.live:
         candidates = sorted(pool.live, key=lambda i: (i.updated, *_least_loss(i)))
-        harmless = (i for i in candidates if checks.keeps_floors(draft, pool, i) is None)
+        harmless = (i for i in candidates if all(keeps(draft, pool, i) is None for keeps in _SHRINK))
         draft.retire(draft.pools[pool.pool.name], next(harmless, candidates[0]), reasons.SCALED_DOWN)
 
 

@@ -258,12 +258,28 @@ class Planner(RuleBasedStateMachine):
             if isinstance(action, CreatePod):
                 assert action.pod not in names, "a name that is taken"
                 names.add(action.pod)
+        self.judge_wholeness(made)
         self.judge_gpus(made)
         for pool in self.cluster.pools:
             self.judge_floor(pool, made)
             self.judge_size(pool, made)
             self.judge_skew(pool, made)
         self.judge_partners(made)
+
+    def judge_wholeness(self, made):
+        """The Pods of an instance go together, and a worker is made for a leader that is there and stays."""
+        going = {action.uid for action in made.actions if isinstance(action, DeletePod)}
+        of_instances = {a.instance for a in made.actions if isinstance(a, DeletePod)}
+        for pod in self.own_pods():
+            if pod.instance in of_instances and pod.deleted_s is None:
+                assert pod.uid in going, "half an instance is left"
+        present = {pod.uid: pod for pod in self.own_pods()}
+        for action in made.actions:
+            if isinstance(action, CreatePod) and action.rank:
+                leader = present[action.leader_uid]
+                assert (leader.instance, leader.rank, leader.deleted_s) == (action.instance, 0, None)
+                assert leader.uid not in going
+                assert (leader.revision, action.rank < leader.size) == (action.revision, True)
 
     def on_record(self, pod):
         records = self.observed.history(pod.pool).recreations
@@ -367,7 +383,7 @@ class Planner(RuleBasedStateMachine):
             for name, r in (self.observed.registry or {}).items()
         }
         self.observed = replace(self.observed, registry=undrained)
-        observed = rest(self.cluster, self.observed)
+        observed = self.with_room(rest(self.cluster, self.observed))
         for pool in self.cluster.pools:
             instances = [i for i in assemble(pool, observed) if i.live]
             assert sum(i.routable for i in instances) == len(instances) == pool.replicas
@@ -380,6 +396,19 @@ class Planner(RuleBasedStateMachine):
         foreign = [pod for pod in self.observed.pods if not pod.owner_uid]
         assert all(pod in observed.pods or pod.deleted_s is None for pod in foreign)
         assert not plan(self.cluster, observed).actions
+
+    def with_room(self, observed):
+        """Larger old instances may fill the budget while more and smaller new ones are wanted.
+
+        To let them go would break the floor: the plan says what to raise, and goes on once that is done.
+        """
+        live = {pool: [i for i in assemble(pool, observed) if i.live] for pool in self.cluster.pools}
+        if all(len(instances) == pool.replicas for pool, instances in live.items()):
+            return observed
+        assert any(i.gpus > pool.gpus for pool, instances in live.items() for i in instances)
+        assert reasons.GPU_BUDGET in {wait.reason for wait in plan(self.cluster, observed).waits}
+        self.cluster = replace(self.cluster, gpu_budget=None)
+        return rest(self.cluster, observed)
 
 
 def used_by_workers(made, used):

@@ -227,6 +227,21 @@ def test_scale_down_takes_those_with_least_work_and_waits_for_them():
     assert deleted.pod == "p-p-0"
 
 
+def test_scaling_down_in_a_rollout_keeps_the_one_that_works_rather_than_new_ones_that_do_not_yet():
+    prefill, decode = pool(replicas=1, max_surge=0), pool("d", Role.DECODE, 3, max_surge=0)
+    cluster, observed = at_rest(prefill, decode)
+
+    def with_prefill(**fields):
+        return replace(cluster, pools=(replace(prefill, revision="r2", **fields), decode))
+
+    more = with_prefill(replicas=4)
+    observed = carry_out(more, observed, plan(more, observed))
+    fewer = with_prefill(replicas=1)
+    going = {a.pod for a in of(plan(fewer, observed), DeletePod)}
+    going |= {a.pod for a in of(plan(fewer, observed), SetGate)}
+    assert going == {"p-p-1", "p-p-2", "p-p-3"}, "p-p-0 is the only one that decode can be paired with"
+
+
 def test_a_drain_is_cut_at_its_deadline_even_while_schedulers_are_silent():
     cluster, observed = at_rest()
     two = change(cluster, replicas=2)
