@@ -198,6 +198,10 @@ class Execution:
             if live["revision"] != action.number:
                 live = await self._renumbered(live, wanted)
             self._revisions[name] = live
+        except ForbiddenError as error:
+            if error.namespace_terminating:
+                raise NamespaceEndsError from error
+            raise
 
     async def _renumbered(self, live: Object, wanted: Object) -> Object:
         """A revision that is the newest again. A patch would rewrite `data`, of which no byte may change."""

@@ -75,12 +75,20 @@ class Sidecar:
         self._ill = 0
         self._dead = False
         self._due = asyncio.Event()
+        self._was_ready = False
+        """In this life of the engine."""
 
     @property
     def ready(self) -> str | None:
-        """What is missing before the engine can be used through the schedulers; None = nothing."""
+        """What is missing before the engine can be used through the schedulers; None = nothing.
+
+        It latches: what was usable once stays so while the engine is well, whatever becomes of Redis. Else
+        all would be unready as soon as Redis is away, and a disruption budget protects no unready Pod.
+        """
         if self._facts is None:
             return "the engine does not answer"
+        if self._was_ready:
+            return None
         if self.instance is None:
             return "the engine is not registered"
         if not self.writer.attached:
@@ -144,6 +152,7 @@ class Sidecar:
         if health is Health.ILL:
             self._ill += 1
             if self._ill >= ILL_MOST:
+                self._was_ready = False
                 await self._deregister("the engine is ill")
             return
         self._ill = 0
@@ -260,6 +269,7 @@ class Sidecar:
             return
         self._dead = True
         _log.info("no engine is there")
+        self._was_ready = False
         self._facts = None
         self.load = None
         self.alarms = None
@@ -303,6 +313,7 @@ class Sidecar:
                     await self.pool.flush()
                 if self.instance is not None:
                     await self.writer.flush()
+                    self._was_ready = self.ready is None
             except StaleEpochError as error:
                 _log.info("registering anew", why=str(error))
                 self.instance = None

@@ -374,6 +374,29 @@ async def test_probes_and_metrics_say_how_it_stands(
         assert (await http.get("/healthz")).status_code == 200
 
 
+async def test_an_instance_stays_ready_while_redis_is_away_and_comes_back_empty(
+    engine: SimulatedProcess, start_sidecar: Start, shared: SharedView, redis_server: RedisServer
+) -> None:
+    sidecar = start_sidecar(engine)
+    await agrees(shared, engine)
+    async with httpx.AsyncClient(base_url=sidecar.url, trust_env=False) as http:
+
+        async def away() -> bool:
+            return bool((await http.get("/status")).json()["shared_state_away"])
+
+        async def back() -> bool:
+            # However it stands with Redis meanwhile.
+            assert (await http.get("/readyz")).status_code == 200
+            return not await away()
+
+        redis_server.kill()
+        await until(away)
+        assert (await http.get("/readyz")).status_code == 200
+        redis_server.restart()
+        await until(back)
+        await agrees(shared, engine)
+
+
 async def test_the_load_of_the_engine_reaches_the_schedulers(
     engine: SimulatedProcess, start_sidecar: Start, shared: SharedView
 ) -> None:
