@@ -55,6 +55,9 @@ bench-index: $(STAMP) ## measure the prefix index, and Dynamo's indexer beside i
 bench-reconcile: $(STAMP) ## 1 000 Pods of 50 pools to Ready, beside 50 Deployments (root; a cluster of its own)
 	$(BIN)/python benchmarks/reconcile
 
+bench-sim: $(STAMP) ## the simulator against the papers' figures and the goals (needs the published traces)
+	$(BIN)/python -P benchmarks/simulator
+
 check: $(STAMP) ## static checks: lint, format, types, imports, spelling, generated files
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .

@@ -17,6 +17,7 @@ _COMMANDS = (
     "mooncakectl.commands.drain",
     "mooncakectl.commands.rollout",
     "mooncakectl.replay.command",
+    "mooncakectl.simulate.command",
     "mooncakectl.workload.command",
 )
 

@@ -61,9 +61,9 @@ class Batch:
     """The running batch of one decode instance.
 
     KV memory fills as answers grow, and is never exceeded: where a step would not fit, who came last is put
-    off with its KV swapped out, and comes in again first (vLLM's preemption). A request that does not fit waits,
-    first come, first served. While a joiner's KV comes in, the others wait (the join stall, FAST'25 Fig. 15);
-    the joiner itself does not count that as a gap between its tokens.
+    off with its KV swapped out, and comes in again first (vLLM's preemption). A request that does not fit
+    waits, first come, first served. While a joiner's KV comes in, the others wait (the join stall, FAST'25
+    Fig. 15); the joiner itself does not count that as a gap between its tokens.
 
     Args:
         agenda: the time.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from mooncake_core.ledger import InstanceLoad
 from mooncake_core.ledger.board import Board
@@ -27,7 +27,14 @@ from mooncake_simulator.workloads.traces import BLOCK_TOKENS, Request
 _IDLE = InstanceLoad()
 
 
-def simulate(spec: ClusterSpec, requests: Sequence[Request], *, speed: float = 1.0, seed: int = 0) -> Result:
+def simulate(
+    spec: ClusterSpec,
+    requests: Sequence[Request],
+    *,
+    speed: float = 1.0,
+    seed: int = 0,
+    on_arrival: Callable[[], None] | None = None,
+) -> Result:
     """Run a trace through a cluster.
 
     The same arguments give the same result to the last bit.
@@ -37,16 +44,20 @@ def simulate(spec: ClusterSpec, requests: Sequence[Request], *, speed: float = 1
         requests: the trace, by arrival.
         speed: trace seconds that pass a second.
         seed: of the chance that breaks ties.
+        on_arrival: called when a request arrives, for those who show how far it is.
 
     Returns:
         What became of each request, in the order of the trace.
     """
-    return _Simulation(spec, random.Random(seed)).run(requests, speed)
+    return _Simulation(spec, random.Random(seed), on_arrival).run(requests, speed)
 
 
 class _Simulation:
-    def __init__(self, spec: ClusterSpec, chance: random.Random) -> None:
+    def __init__(
+        self, spec: ClusterSpec, chance: random.Random, on_arrival: Callable[[], None] | None
+    ) -> None:
         self.spec = spec
+        self._on_arrival = on_arrival
         self.agenda = Agenda()
         profile = spec.profile
         self.model = model = CostModel.from_profile(profile)
@@ -99,6 +110,8 @@ class _Simulation:
         )
 
     def _arrive(self, name: str, request: Request, outcome: Outcome) -> None:
+        if self._on_arrival is not None:
+            self._on_arrival()
         conductor, now_s = self.conductor, self.agenda.now_s
         expected = conductor.expected_output_tokens("default", request.input_length)
         ask = Ask(name, request.input_length, expected)

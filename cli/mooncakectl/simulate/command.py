@@ -1,0 +1,136 @@
+"""`mooncakectl simulate`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from mooncakectl.console import err, out, print_json, report_error
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from mooncake_core.api.cluster import MooncakeCluster
+    from mooncake_core.config.scheduler import AdmissionMode
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to the command line."""
+    app.command("simulate")(command)
+
+
+def command(
+    file: Annotated[Path, typer.Option("--file", "-f", help="The manifest of a MooncakeCluster.")],
+    trace: Annotated[Path, typer.Option(help="Trace file: JSON lines as released with the Mooncake paper.")],
+    policy: Annotated[str, typer.Option(help="Policies to compare, with commas.")] = "",
+    admission: Annotated[str, typer.Option(help="Admission modes to compare: none,early,predictive.")] = "",
+    speed: Annotated[str, typer.Option(help="Trace seconds a second, with commas.")] = "1",
+    sweep: Annotated[
+        str, typer.Option(help="prefill=5..11: the same instances in all, so many of them for prefill.")
+    ] = "",
+    seeds: Annotated[int, typer.Option(min=1, max=100, help="Runs of each set-up; medians are told.")] = 1,
+    jitter_ms: Annotated[
+        float, typer.Option(min=0, help="Spread arrivals evenly over so many trace milliseconds.")
+    ] = 0,
+    limit: Annotated[int | None, typer.Option(min=1, help="At most so many requests.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+) -> None:
+    """Run a trace through a manifest's cluster in seconds, with the very code that places and admits live."""
+    from rich.progress import Progress
+
+    from mooncake_core.api.manifests import ManifestError
+    from mooncake_scheduler.policies import UnknownPolicyError, names
+    from mooncake_simulator.cluster.manifest import spec_of
+    from mooncake_simulator.workloads import TraceError, read_trace
+    from mooncakectl.simulate.runs import answer, questions
+    from mooncakectl.simulate.table import answers_table
+
+    try:
+        asked = questions(
+            spec_of(_cluster(file)),
+            policies=_policies(policy, names()),
+            admissions=_admissions(admission),
+            speeds=_speeds(speed),
+            prefill=_sweep(sweep),
+        )
+        requests = read_trace(trace, limit=limit)
+        if not requests:
+            raise TraceError(f"{trace}: no requests to simulate")
+    except (ManifestError, UnknownPolicyError, TraceError, ValueError) as error:
+        report_error(str(error))
+        raise typer.Exit(1) from None
+    answers = []
+    with Progress(console=err, transient=True) as progress:
+        task = progress.add_task("simulating", total=len(asked) * seeds * len(requests))
+        for question in asked:
+            spec = question.spec
+            shown = f"{spec.prefill}+{spec.decode} {spec.policy} {spec.admission.value} ×{question.speed:g}"
+            progress.update(task, description=shown)
+            answers.append(
+                answer(
+                    question,
+                    requests,
+                    range(seeds),
+                    jitter_ms=jitter_ms,
+                    on_arrival=lambda: progress.advance(task),
+                )
+            )
+    if as_json:
+        print_json({"trace": trace.name, "seeds": seeds, "runs": [each.document() for each in answers]})
+    else:
+        out.print(answers_table(answers, trace.name, seeds))
+
+
+def _cluster(file: Path) -> MooncakeCluster:
+    from mooncake_core.api.cluster import MooncakeCluster
+    from mooncake_core.api.manifests import load_manifests
+
+    clusters = [item for item in load_manifests(file) if isinstance(item, MooncakeCluster)]
+    if len(clusters) != 1:
+        raise ValueError(f"{file}: {len(clusters)} MooncakeClusters: give a manifest with one")
+    return clusters[0]
+
+
+def _policies(text: str, known: Sequence[str]) -> list[str]:
+    from mooncake_scheduler.policies import UnknownPolicyError
+
+    chosen = list(known) if text == "all" else [each.strip() for each in text.split(",") if each.strip()]
+    for each in chosen:
+        if each not in known:
+            raise UnknownPolicyError(each)
+    return chosen
+
+
+def _admissions(text: str) -> list[AdmissionMode]:
+    from mooncake_core.config.scheduler import AdmissionMode
+
+    modes = [mode.value for mode in AdmissionMode]
+    chosen = [each.strip() for each in text.split(",") if each.strip()]
+    for each in chosen:
+        if each not in modes:
+            raise ValueError(f"--admission {each}: write one of {', '.join(modes)}, or several with commas")
+    return [AdmissionMode(each) for each in chosen]
+
+
+def _speeds(text: str) -> list[float]:
+    try:
+        speeds = [float(each) for each in text.split(",")]
+    except ValueError:
+        speeds = []
+    if not speeds or not all(0 < each < float("inf") for each in speeds):
+        raise ValueError(f"--speed {text}: write numbers above 0 with commas, e.g. 1,1.5,2")
+    return speeds
+
+
+def _sweep(text: str) -> list[int]:
+    if not text:
+        return []
+    name, _, span = text.partition("=")
+    first, dots, last = span.partition("..")
+    if name != "prefill" or not dots or not first.isdecimal() or not last.isdecimal():
+        raise ValueError(f"--sweep {text}: write prefill=FIRST..LAST, e.g. prefill=5..11")
+    if int(first) > int(last):
+        raise ValueError(f"--sweep {text}: the first number is above the last: write prefill={last}..{first}")
+    return list(range(int(first), int(last) + 1))

@@ -1,0 +1,118 @@
+"""Which simulations a command line asks for, and what they said together."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from statistics import median
+from typing import Any
+
+from mooncake_core.config.scheduler import AdmissionMode
+from mooncake_core.percentiles import percentile
+from mooncake_simulator.cluster.cluster import ClusterSpec
+from mooncake_simulator.cluster.manifest import with_prefill
+from mooncake_simulator.cluster.outcome import Result
+from mooncake_simulator.cluster.simulation import simulate
+from mooncake_simulator.workloads import Request, jitter
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """One set-up, to be run once for each seed."""
+
+    spec: ClusterSpec
+    speed: float
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What the seeds of one set-up said: the median of each figure."""
+
+    question: Question
+    figures: dict[str, float | None]
+    refused_by_reason: dict[str, int]
+    """Of the first seed."""
+
+    def document(self) -> dict[str, Any]:
+        """For machines. Times in seconds, shares of all requests."""
+        spec = self.question.spec
+        return {
+            "prefill": spec.prefill,
+            "decode": spec.decode,
+            "policy": spec.policy,
+            "admission": spec.admission.value,
+            "speed": self.question.speed,
+            **self.figures,
+            "refused_by_reason": self.refused_by_reason,
+        }
+
+
+def questions(
+    base: ClusterSpec,
+    *,
+    policies: Sequence[str] = (),
+    admissions: Sequence[AdmissionMode] = (),
+    speeds: Sequence[float] = (1.0,),
+    prefill: Sequence[int] = (),
+) -> list[Question]:
+    """Every combination of what is to be compared; what is not given stays as in the manifest."""
+    specs = [with_prefill(base, count) for count in prefill] or [base]
+    return [
+        Question(replace(spec, policy=policy, admission=admission), speed)
+        for spec in specs
+        for speed in speeds
+        for policy in policies or (base.policy,)
+        for admission in admissions or (base.admission,)
+    ]
+
+
+def answer(
+    question: Question,
+    trace: Sequence[Request],
+    seeds: Sequence[int],
+    *,
+    jitter_ms: float = 0.0,
+    on_arrival: Callable[[], None] | None = None,
+) -> Answer:
+    """Run one set-up with each seed."""
+    results = [
+        simulate(
+            question.spec,
+            jitter(trace, jitter_ms, seed) if jitter_ms else trace,
+            speed=question.speed,
+            seed=seed,
+            on_arrival=on_arrival,
+        )
+        for seed in seeds
+    ]
+    found = [dict(_figures(result)) for result in results]
+    figures = {name: _median([each[name] for each in found]) for name in found[0]}
+    reasons = Counter(each.refused for each in results[0].outcomes if each.refused is not None)
+    return Answer(question, figures, dict(reasons))
+
+
+def _median(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return median(known) if known else None
+
+
+def _figures(result: Result) -> Iterator[tuple[str, float | None]]:
+    ttfts_s, tbts_s = result.ttfts_s(), result.tbts_s()
+    yield "requests", result.requests
+    yield "completed", result.completed
+    yield "refused", result.refused
+    yield "wasted_prefills", result.wasted_prefills
+    yield "goodput", result.goodput
+    yield "token_goodput", result.token_goodput
+    yield "token_hit_rate", result.token_hit_rate
+    for name, values_s in (("ttft", ttfts_s), ("tbt", tbts_s)):
+        yield f"{name}_mean_s", sum(values_s) / len(values_s) if values_s else None
+        for share in (50, 90, 99):
+            yield f"{name}_p{share}_s", percentile(values_s, share / 100) if values_s else None
+    yield "prefill_utilisation", _utilisation(result.prefill_busy_s, result.span_s)
+    yield "decode_utilisation", _utilisation(result.decode_busy_s, result.span_s)
+
+
+def _utilisation(busy_s: Sequence[float], span_s: float) -> float | None:
+    return sum(busy_s) / len(busy_s) / span_s if busy_s and span_s else None

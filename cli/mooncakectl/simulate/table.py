@@ -1,0 +1,56 @@
+"""What simulations said, as a table."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.table import Table
+
+from mooncakectl.simulate.runs import Answer
+
+
+def answers_table(answers: Sequence[Answer], trace: str, seeds: int) -> Table:
+    """A row for each set-up; what they have in common stands in the title."""
+    set_ups = [_set_up(each) for each in answers]
+    varies = [name for name in set_ups[0] if len({each[name] for each in set_ups}) > 1]
+    common = " · ".join(value for name, value in set_ups[0].items() if name not in varies)
+    runs = f"medians of {seeds} seeds" if seeds > 1 else "1 seed"
+    table = Table(title=f"{trace} · {common} · {runs}".replace(" ·  · ", " · "), title_justify="left")
+    for name in varies:
+        table.add_column(name, no_wrap=True)
+    for name in ("goodput", "refused", "hits", "TTFT P90", "mean", "TBT P90", "busy P", "D"):
+        table.add_column(name, justify="right")
+    best = max([each.figures["goodput"] or 0.0 for each in answers])
+    for each, set_up in zip(answers, set_ups, strict=True):
+        figures = each.figures
+        goodput = figures["goodput"] or 0.0
+        table.add_row(
+            *(set_up[name] for name in varies),
+            f"[bold]{goodput:.1%}[/]" if len(answers) > 1 and goodput == best else f"{goodput:.1%}",
+            f"{figures['refused'] or 0:.0f}",
+            f"{figures['token_hit_rate'] or 0:.3f}",
+            _seconds(figures["ttft_p90_s"]),
+            _seconds(figures["ttft_mean_s"]),
+            _seconds(figures["tbt_p90_s"]),
+            f"{figures['prefill_utilisation'] or 0:.0%}",
+            f"{figures['decode_utilisation'] or 0:.0%}",
+        )
+    return table
+
+
+def _set_up(answer: Answer) -> dict[str, str]:
+    spec = answer.question.spec
+    return {
+        "P+D": f"{spec.prefill}+{spec.decode}",
+        "speed": f"{answer.question.speed:g}×",
+        "policy": spec.policy,
+        "admission": spec.admission.value,
+    }
+
+
+def _seconds(value_s: float | None) -> str:
+    if value_s is None:
+        return "–"
+    if value_s < 1:
+        return f"{value_s * 1000:.3g} ms"
+    return f"{value_s:.3g} s" if value_s < 100 else f"{value_s:,.0f} s"

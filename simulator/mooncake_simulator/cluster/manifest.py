@@ -1,0 +1,73 @@
+"""A manifest as a cluster to simulate."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from mooncake_core.api.cluster import MooncakeCluster
+from mooncake_core.api.scalars import duration_s, quantity
+from mooncake_core.api.slo import SloTarget
+from mooncake_core.config.scheduler import AdmissionMode
+from mooncake_core.profiles import LLAMA3_70B_A800, PROFILES
+from mooncake_scheduler.conductor.cost import CostModel
+from mooncake_simulator.cluster.cluster import ClusterSpec
+
+
+class NotSimulatedError(ValueError):
+    """The manifest asks for something that the simulation does not know; the message names the field."""
+
+
+def spec_of(cluster: MooncakeCluster) -> ClusterSpec:
+    """What a manifest declares, as far as it decides how requests fare.
+
+    Prefill and decode instances run at the speed of `engine.simulated.profile`; real engines, whose speed no
+    manifest tells, at that of the profile of the paper. With a KV cache pool, instances keep no more than
+    fits beside the weights and fetch the rest from the store; without one, each counts on itself alone.
+
+    Raises:
+        NotSimulatedError: there is nothing to simulate, or a target that depends on the request.
+    """
+    spec = cluster.spec
+    prefill, decode = spec.instances
+    if not prefill or not decode:
+        raise NotSimulatedError(
+            f"{cluster.metadata.name}: nothing to simulate: write at least one replica into "
+            "spec.prefillPools and one into spec.decodePools"
+        )
+    profile = LLAMA3_70B_A800 if spec.engine.profile is None else PROFILES[spec.engine.profile]
+    per_token = CostModel.from_profile(profile).kv_bytes_per_token
+    store_bytes = sum(pool.replicas * quantity(pool.segment_size) for pool in spec.kv_cache_pools)
+    return ClusterSpec(
+        prefill=prefill,
+        decode=decode,
+        profile=profile,
+        policy=spec.scheduler.routing.policy,
+        balancing_threshold=float(spec.scheduler.routing.balancing_threshold),
+        admission=AdmissionMode(spec.scheduler.admission.mode),
+        ttft_target_s=_seconds(spec.slo.ttft, "ttft"),
+        tbt_target_s=_seconds(spec.slo.tbt, "tbt"),
+        fetch="store" if spec.kv_cache_pools else "none",
+        cache_tokens=profile.kv_capacity_tokens,
+        store_tokens=int(store_bytes / per_token) if spec.kv_cache_pools else None,
+    )
+
+
+def with_prefill(spec: ClusterSpec, prefill: int) -> ClusterSpec:
+    """The same number of instances in all, with another number of them for prefill."""
+    total = spec.prefill + spec.decode
+    if not 0 < prefill < total:
+        raise NotSimulatedError(
+            f"{prefill} of {total} instances for prefill leaves none for one side: "
+            f"sweep from 1 to {total - 1} at most"
+        )
+    return replace(spec, prefill=prefill, decode=total - prefill)
+
+
+def _seconds(target: SloTarget | None, name: str) -> float | None:
+    if target is None:
+        return None
+    if target.target is None:
+        raise NotSimulatedError(
+            f"spec.slo.{name}.multiplier is not yet simulated: write spec.slo.{name}.target, e.g. 2s"
+        )
+    return duration_s(target.target)

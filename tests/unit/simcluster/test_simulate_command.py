@@ -1,0 +1,88 @@
+"""`mooncakectl simulate` as people and machines use it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from mooncake_simulator.workloads import Request, write_trace
+from mooncakectl.app import build_app
+
+QUICKSTART = Path(__file__).parents[3] / "examples" / "quickstart.yaml"
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> Path:
+    path = tmp_path / "trace.jsonl"
+    requests = [
+        Request(
+            timestamp_ms=400.0 * at,
+            input_length=4_000,
+            output_length=100,
+            hash_ids=(1, 2, 3, 4, *range(100 * at, 100 * at + 4)),
+        )
+        for at in range(1, 60)
+    ]
+    write_trace(path, requests)
+    return path
+
+
+def _run(*arguments: object) -> tuple[int, str, str]:
+    ran = CliRunner().invoke(build_app(), ["simulate", *map(str, arguments)])
+    return ran.exit_code, ran.stdout, ran.stderr
+
+
+def test_every_combination_is_a_run_with_the_same_requests(trace: Path) -> None:
+    code, printed, _ = _run(
+        "-f", QUICKSTART, "--trace", trace, "--policy", "kv-centric,random", "--admission", "none,predictive",
+        "--speed", "1,2", "--sweep", "prefill=1..3", "--json",
+    )  # fmt: skip
+    assert code == 0
+    runs = json.loads(printed)["runs"]
+    assert len(runs) == 2 * 2 * 2 * 3
+    assert {(run["prefill"], run["decode"]) for run in runs} == {(1, 3), (2, 2), (3, 1)}
+    for run in runs:
+        assert run["completed"] + run["refused"] == run["requests"] == 59
+        assert 0 <= run["goodput"] <= 1
+        # Four blocks of each prompt are shared by all: the first request computes them, the store keeps them.
+        assert run["token_hit_rate"] <= 4 * 512 / 4_000
+    reused = [run["token_hit_rate"] for run in runs if run["policy"] == "kv-centric"]
+    assert min(reused) > 0.4
+
+
+def test_the_table_shows_what_is_compared_and_names_the_rest_once(trace: Path) -> None:
+    code, printed, _ = _run("-f", QUICKSTART, "--trace", trace, "--policy", "kv-centric,cache-aware")
+    assert code == 0
+    assert "policy" in printed
+    assert "cache-aware" in printed
+    assert "2+2 · 1× · predictive · 1 seed" in printed
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--policy", "best"], "unknown policy 'best': write one of kv-centric"),
+        (["--admission", "never"], "--admission never: write one of none, early, predictive"),
+        (["--speed", "fast"], "--speed fast: write numbers above 0"),
+        (["--sweep", "decode=1..2"], "--sweep decode=1..2: write prefill=FIRST..LAST"),
+        (["--sweep", "prefill=3..9"], "4 of 4 instances for prefill leaves none for one side"),
+    ],
+)
+def test_a_wrong_option_says_what_to_write(trace: Path, arguments: list[str], said: str) -> None:
+    code, printed, complained = _run("-f", QUICKSTART, "--trace", trace, *arguments)
+    assert code == 1
+    assert not printed
+    assert said in complained
+
+
+def test_a_cluster_without_a_side_cannot_be_simulated(trace: Path, tmp_path: Path) -> None:
+    manifest = tmp_path / "cluster.yaml"
+    manifest.write_text(
+        QUICKSTART.read_text().replace("  prefillPools:\n  - name: prefill\n    replicas: 2\n", "")
+    )
+    code, _, complained = _run("-f", manifest, "--trace", trace)
+    assert code == 1
+    assert "quickstart: nothing to simulate: write at least one replica into spec.prefillPools" in complained
