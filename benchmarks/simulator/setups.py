@@ -53,7 +53,7 @@ class Traces:
         return median([run.mean_ttft_s for run in self.runs(name, spec, speed, jittered)])
 
     def floor_s(self, name: str) -> float:
-        """Mean prefill seconds with an endless cache and no queue: nothing that places whole prompts beats it."""
+        """Mean prefill seconds with an endless cache and no queue: no placing of whole prompts beats it."""
         model = CostModel.from_profile(LLAMA3_70B_A800)
         seen: set[int] = set()
         total_s = 0.0
