@@ -153,15 +153,22 @@ async def _all_have_finalizers(kube: Kube, namespace: str) -> bool:
 
 
 async def _left_of(kube: Kube, operator: Operator) -> list[str]:
-    """What of the release is still there, by name or label."""
+    """What of the release is still there."""
     listed = [await kube.list_all(kind, operator.namespace) for kind in _NAMESPACED]
     listed += [await kube.list_all(kind) for kind in _CLUSTER_WIDE]
     return [
         f"{obj['kind']} {obj['metadata']['name']}"
         for objects in listed
         for obj in objects
-        if operator.release in obj["metadata"]["name"]
+        if _is_of(operator, obj["metadata"])
     ]
+
+
+def _is_of(operator: Operator, metadata: dict[str, Any]) -> bool:
+    name: str = metadata["name"]
+    chart: str = metadata.get("labels", {}).get("helm.sh/chart", "")
+    secret = f"sh.helm.release.v1.{operator.release}."
+    return name.startswith((operator.name, secret)) or chart.startswith("mooncake-")
 
 
 async def _completes(cluster: ClusterUnderTest, kube: Kube, namespace: str) -> bool:

@@ -12,26 +12,16 @@ import sys
 
 import structlog
 
+from mooncake_operator.control.finalizers import free_pools
 from mooncake_operator.control.leadership import Leadership, LeaseTerms
-from mooncake_operator.control.picture import FINALIZER
-from mooncake_operator.kube.applier import MANAGER
 from mooncake_operator.kube.client import Client
 from mooncake_operator.kube.configuration import NoClusterError, find_configuration
 from mooncake_operator.kube.errors import KubeError, NotFoundError, PreconditionError
-from mooncake_operator.kube.resources import (
-    DECODE_POOL,
-    LEASE,
-    PREFILL_POOL,
-    Object,
-    Resource,
-    name_of,
-    uid_of,
-)
+from mooncake_operator.kube.resources import LEASE, uid_of
 from mooncake_operator.logs import set_up_logging
 from mooncake_operator.settings import Settings, SettingsError
 
 _log = structlog.get_logger()
-_TRIES = 5
 
 
 async def leave(client: Client, settings: Settings) -> int:
@@ -50,10 +40,8 @@ async def leave(client: Client, settings: Settings) -> int:
     if settings.lease:
         await _outlast(client, settings)
     freed = 0
-    for resource in (PREFILL_POOL, DECODE_POOL):
-        for namespace in settings.namespaces or (None,):
-            for pool in await _listed(client, resource, namespace):
-                freed += await _free(client, resource, pool)
+    for namespace in settings.namespaces or (None,):
+        freed += await free_pools(client, namespace)
     if settings.lease:
         await _forget(client, settings)
     return freed
@@ -76,38 +64,6 @@ async def _outlast(client: Client, settings: Settings) -> None:
         retry_s=duration_s * 2 / 15,
     )
     await Leadership(client, terms).acquire()
-
-
-async def _listed(client: Client, resource: Resource, namespace: str | None) -> list[Object]:
-    try:
-        return await client.list_all(resource, namespace)
-    except NotFoundError:
-        # Without its definition there are no such objects.
-        return []
-
-
-async def _free(client: Client, resource: Resource, pool: Object) -> bool:
-    namespace, name = pool["metadata"]["namespace"], name_of(pool)
-    for attempt in range(_TRIES):
-        finalizers = pool["metadata"].get("finalizers") or []
-        if FINALIZER not in finalizers:
-            return False
-        others = [item for item in finalizers if item != FINALIZER]
-        # With the version, nobody else's finalizer is lost.
-        version = pool["metadata"]["resourceVersion"]
-        body = {"metadata": {"finalizers": others, "resourceVersion": version}}
-        try:
-            await client.patch(resource, namespace, name, body, how="merge", manager=MANAGER)
-        except NotFoundError:
-            return False
-        except PreconditionError:
-            if attempt == _TRIES - 1:
-                raise
-            pool = await client.get(resource, namespace, name)
-        else:
-            _log.info("finalizer taken off", kind=resource.kind, name=name, namespace=namespace)
-            return True
-    raise AssertionError("unreachable")
 
 
 async def _forget(client: Client, settings: Settings) -> None:

@@ -110,7 +110,17 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 - apiGroups: [events.k8s.io]
   resources: [events]
   verbs: [create, list]
-# Whether its namespace is on its way out.
+{{- end }}
+
+{{/* What it takes to let a pool go that would keep a namespace from ending. */}}
+{{- define "mooncake.finalizerRules" -}}
+- apiGroups: [mooncake.io]
+  resources: [mooncakeprefillpools, mooncakedecodepools]
+  verbs: [get, list, patch]
+{{- end }}
+
+{{/* Whether a namespace is on its way out. */}}
+{{- define "mooncake.namespaceRule" -}}
 - apiGroups: [""]
   resources: [namespaces]
   verbs: [get]

@@ -14,6 +14,7 @@ from mooncake_operator.control.carrying_out import Execution
 from mooncake_operator.control.causes import Causes, next_look_s
 from mooncake_operator.control.contract import Key, Result
 from mooncake_operator.control.credentials import kept_credentials, secret_findings
+from mooncake_operator.control.finalizers import freed_because_the_namespace_ends
 from mooncake_operator.control.gather import World, gather
 from mooncake_operator.control.inline import with_live_replicas
 from mooncake_operator.control.objects import ObjectKeeper
@@ -27,6 +28,7 @@ from mooncake_operator.control.status import StatusWriter, condition, condition_
 from mooncake_operator.control.stores import Stores
 from mooncake_operator.kube.applier import Applier
 from mooncake_operator.kube.client import Client
+from mooncake_operator.kube.errors import ForbiddenError
 from mooncake_operator.kube.events import EventRecorder
 from mooncake_operator.kube.resources import (
     POOLS,
@@ -95,7 +97,13 @@ class ClusterReconciler:
 
     async def reconcile(self, key: Key) -> Result:
         """One pass."""
-        world = await gather(self._client, key)
+        try:
+            world = await gather(self._client, key)
+        except ForbiddenError:
+            # Rights that lie in the namespace go with it.
+            if await freed_because_the_namespace_ends(self._client, key.namespace):
+                return Result()
+            raise
         if world.cluster is None:
             self._memories.pop(key, None)
         memory = self._memories.get(key) or self._new_memory(key)

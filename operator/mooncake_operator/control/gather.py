@@ -79,7 +79,7 @@ async def gather(client: Client, key: Key) -> World:
         pools=own_pools,
         pods=_once_each(pods.result(), strangers.result()),
         owned={(obj["kind"], name_of(obj)): obj for task in owned for obj in task.result()},
-        namespace_terminating=ends and await _namespace_ends(client, key.namespace),
+        namespace_terminating=ends and await namespace_ends(client, key.namespace),
     )
 
 
@@ -119,7 +119,8 @@ def _once_each(pods: Sequence[Object], strangers: Sequence[Object]) -> tuple[Obj
     return (*pods, *(pod for pod in strangers if uid_of(pod) not in known))
 
 
-async def _namespace_ends(client: Client, namespace: str) -> bool:
+async def namespace_ends(client: Client, namespace: str) -> bool:
+    """Whether a namespace is being deleted, or is gone."""
     try:
         return is_terminating(await client.get(NAMESPACE, None, namespace))
     except NotFoundError:

@@ -11,6 +11,7 @@ import yaml
 
 from mooncake_operator.planning.manifests.network import OPERATOR
 from mooncake_operator.settings import Settings
+from mooncake_testing.audit import Right, granted
 from mooncake_testing.helm import CHART, NAMESPACE, RefusedError, helm, is_hook, render, render_all
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -99,15 +100,18 @@ def test_probes_and_metrics_ask_at_the_ports_that_the_operator_opens() -> None:
     assert (served["port"], served["targetPort"]) == (Settings().metrics_port, "metrics")
 
 
-def test_where_the_operator_looks_after_some_namespaces_it_may_do_nothing_in_others() -> None:
-    objects = installed(
-        {"operator": {"watchNamespaces": ["a", "b"]}, "rbac": {"aggregateToUserRoles": False}}
-    )
-    assert not [obj for obj in objects if obj["kind"].startswith("ClusterRole")]
-    places = {o["metadata"]["namespace"] for o in objects if o["metadata"]["name"] == "mooncake-operator"}
-    assert places == {"a", "b", NAMESPACE}
-    hooks = [obj for obj in render({"operator": {"watchNamespaces": ["a", "b"]}}) if is_hook(obj)]
-    assert not [obj for obj in hooks if obj["kind"].startswith("ClusterRole")]
+def test_where_the_operator_looks_after_some_namespaces_it_may_only_let_pools_go_in_others() -> None:
+    watched = {"operator": {"watchNamespaces": ["a", "b"]}}
+    objects = installed({**watched, "rbac": {"aggregateToUserRoles": False}})
+    everywhere = granted([one(objects, "ClusterRole")])
+    pools = {
+        Right("mooncake.io", f"mooncake{role}pools", verb)
+        for role in ("prefill", "decode")
+        for verb in ("get", "list", "patch")
+    }
+    assert everywhere == {*pools, Right("", "namespaces", "get")}
+    roles = {obj["metadata"]["namespace"] for obj in objects if obj["kind"] == "Role"}
+    assert roles == {"a", "b", NAMESPACE}
 
 
 def test_the_operators_roles_name_all_that_they_allow() -> None:
