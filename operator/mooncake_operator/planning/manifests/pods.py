@@ -38,12 +38,23 @@ def a_pod(
         # As first process of a namespace one is not ended by a SIGTERM that comes before it has a handler,
         # while Python still imports: its Pod would wait for all of its grace.
         "shareProcessNamespace": True,
-        # How a container ended is read from its status, when its logs may be gone.
-        "containers": [{"terminationMessagePolicy": "FallbackToLogsOnError", **c} for c in containers],
+        "containers": list(containers),
         "volumes": list(volumes),
         **(placement or {}),
     }
-    return merge_template(an_object(plan, "v1", "Pod", name, own_labels, spec=spec), template)
+    return _with_last_words(
+        merge_template(an_object(plan, "v1", "Pod", name, own_labels, spec=spec), template)
+    )
+
+
+def _with_last_words(pod: Object) -> Object:
+    """How a container ended, a user's too, is read from its status, when its logs may be gone."""
+    groups = {
+        group: [{"terminationMessagePolicy": "FallbackToLogsOnError", **c} for c in pod["spec"][group]]
+        for group in ("initContainers", "containers")
+        if group in pod["spec"]
+    }
+    return {**pod, "spec": {**pod["spec"], **groups}}
 
 
 def with_revision(pod: Object, revision: str) -> Object:
