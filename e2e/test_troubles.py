@@ -26,7 +26,7 @@ def cluster(**prefill: Any) -> dict[str, Any]:
             "model": {"name": "m"},
             "engine": {"type": "Simulated", "simulated": {"profile": "llama3-70b-8xa800", "timeScale": 50}},
             "slo": {"ttft": {"target": "60s"}, "tbt": {"target": "10s"}},
-            "prefillPools": [{"name": "prefill", **prefill}],
+            "prefillPools": [{"name": "prefill", "drain": {"timeoutSeconds": 5}, **prefill}],
             "decodePools": [{"name": "decode", "drain": {"timeoutSeconds": 5}}],
         },
     }
