@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 import structlog
 
-from mooncake_core.api import MooncakeCluster, Pool
+from mooncake_core.api import MooncakeCluster
 from mooncake_operator.control.asking import Answers, Inquiry
 from mooncake_operator.control.carrying_out import Execution
 from mooncake_operator.control.causes import Causes, next_look_s
@@ -20,10 +20,11 @@ from mooncake_operator.control.inline import with_live_replicas
 from mooncake_operator.control.objects import ObjectKeeper
 from mooncake_operator.control.picture import Picture, engines_there, picture_of, pod_with_cause
 from mooncake_operator.control.problems import NamespaceEndsError
-from mooncake_operator.control.reading import read_cluster, read_pool
+from mooncake_operator.control.reading import read_cluster
 from mooncake_operator.control.reports import Context, cluster_report, kept_status, pool_report
 from mooncake_operator.control.schedulers import Schedulers, View
 from mooncake_operator.control.spec_history import keep_history
+from mooncake_operator.control.standalone import StandalonePools, is_own
 from mooncake_operator.control.status import StatusWriter, condition, condition_reasons
 from mooncake_operator.control.stores import Stores
 from mooncake_operator.kube.applier import Applier
@@ -33,7 +34,6 @@ from mooncake_operator.kube.events import EventRecorder
 from mooncake_operator.kube.resources import (
     POOLS,
     Object,
-    controller_uid,
     is_terminating,
     name_of,
     uid_of,
@@ -147,9 +147,8 @@ class _Pass:
         self._world = world
         self._memory = memory
         self._findings: list[Finding] = []
-        self._pools: dict[str, Object] = {}
-        for pool in self._by_right():
-            self._pools.setdefault(name_of(pool), pool)
+        self._standalone = StandalonePools(self._status, world.pools, world.cluster)
+        self._pools = self._standalone.live
         self._token = ""
         self._answers = Answers(View())
         self._causes: Mapping[str, Trouble] = {}
@@ -205,9 +204,10 @@ class _Pass:
     async def _rendering(
         self, read: MooncakeCluster, credentials: Credentials
     ) -> tuple[RenderPlan, DesiredWorld] | tuple[None, None]:
-        own = {name: pool for name, pool in self._pools.items() if self._is_own(pool)}
+        own = {name: pool for name, pool in self._pools.items() if is_own(pool, self._world.cluster)}
         effective = with_live_replicas(read, own)
-        standalone = await self._standalone(effective)
+        standalone = await self._standalone.usable(effective)
+        self._findings += self._standalone.findings
         images = self._shared._settings.images
         try:
             made = plan_of(
@@ -223,50 +223,6 @@ class _Pass:
             self._findings.append(Finding(reasons.INVALID_SPEC, str(error)))
             return None, None
         return made, desired
-
-    async def _standalone(self, cluster: MooncakeCluster) -> list[Pool]:
-        inline = {pool.metadata.name for pool in inline_pools(cluster)}
-        found: list[Pool] = []
-        for pool in self._by_right():
-            name = name_of(pool)
-            if self._is_own(pool) or is_terminating(pool):
-                continue
-            read = read_pool(pool)
-            if name in inline:
-                message = f"{pool['kind']} {name} has the name of one of the cluster's own pools; rename it"
-                read = Finding(reasons.POOL_NAME_TAKEN, message)
-            elif (other := self._pools[name])["kind"] != pool["kind"]:
-                message = f"{other['kind']} {name} has the same name and was there before; rename one of them"
-                read = Finding(reasons.POOL_NAME_TAKEN, message)
-            if isinstance(read, Finding):
-                await self._cannot_use(pool, read)
-            else:
-                found.append(read)
-        return found
-
-    async def _cannot_use(self, pool: Object, why: Finding) -> None:
-        name = name_of(pool)
-        self._findings.append(Finding(why.reason, f"{pool['kind']} {name}: {why.message}"))
-        unusable = condition("Available", False, why.reason, why.message)
-        written = await self._status.write(pool, kept_status(pool), [unusable])
-        if uid_of(self._pools[name]) != uid_of(pool):
-            return
-        if why.reason == reasons.POOL_NAME_TAKEN:
-            # It must not lend its uid to the pool whose name it has.
-            del self._pools[name]
-        else:
-            self._pools[name] = written
-
-    def _by_right(self) -> list[Object]:
-        """All pools, those first that have a right to their name: names are unique over the kinds."""
-        return sorted(
-            self._world.pools,
-            key=lambda pool: (
-                not self._is_own(pool),
-                pool["metadata"].get("creationTimestamp", ""),
-                pool["kind"],
-            ),
-        )
 
     async def _plan_pools(self, rendered: RenderPlan | None, scheduler: Object | None = None) -> Result:
         now_s = self._shared._clock()
@@ -363,9 +319,6 @@ class _Pass:
 
     def _told(self) -> set[str]:
         return set() if self._world.cluster is None else condition_reasons(self._world.cluster)
-
-    def _is_own(self, pool: Object) -> bool:
-        return self._world.cluster is not None and controller_uid(pool) == uid_of(self._world.cluster)
 
 
 def _plain(desired: DesiredWorld) -> list[Object]:

@@ -1,0 +1,90 @@
+"""Pools written on their own: which of them a cluster can use, and what the others are told."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from mooncake_core.api import MooncakeCluster, Pool
+from mooncake_operator.control.reading import read_pool
+from mooncake_operator.control.reports import kept_status
+from mooncake_operator.control.status import StatusWriter, condition
+from mooncake_operator.kube.resources import Object, controller_uid, is_terminating, name_of, uid_of
+from mooncake_operator.planning import reasons
+from mooncake_operator.planning.actions import Finding
+from mooncake_operator.planning.manifests.plan import inline_pools
+
+
+def by_right(pools: Iterable[Object], cluster: Object | None) -> list[Object]:
+    """All pools, those first that have a right to their name: names are unique over the kinds.
+
+    Args:
+        pools: live objects that refer to the cluster.
+        cluster: the live cluster, whose own pools come before those of others.
+    """
+    return sorted(
+        pools,
+        key=lambda pool: (
+            not is_own(pool, cluster),
+            pool["metadata"].get("creationTimestamp", ""),
+            pool["kind"],
+        ),
+    )
+
+
+def is_own(pool: Object, cluster: Object | None) -> bool:
+    """Whether a pool was made from an inline entry."""
+    return cluster is not None and controller_uid(pool) == uid_of(cluster)
+
+
+class StandalonePools:
+    """Of one cluster, in one pass."""
+
+    def __init__(self, status: StatusWriter, pools: Iterable[Object], cluster: Object | None) -> None:
+        """Take all pools that refer to the live cluster."""
+        self._status = status
+        self._all = by_right(pools, cluster)
+        self._cluster = cluster
+        self.live: dict[str, Object] = {}
+        """Pools by name, its own included; of two with one name the one that has a right to it."""
+        self.findings: list[Finding] = []
+        """Why some cannot be used."""
+        for pool in self._all:
+            self.live.setdefault(name_of(pool), pool)
+
+    async def usable(self, cluster: MooncakeCluster) -> list[Pool]:
+        """Those that can be planned with; the others are told why not."""
+        inline = {pool.metadata.name for pool in inline_pools(cluster)}
+        found: list[Pool] = []
+        for pool in self._all:
+            if is_own(pool, self._cluster) or is_terminating(pool):
+                continue
+            read = self._clash(pool, inline) or read_pool(pool)
+            if isinstance(read, Finding):
+                await self._refuse(pool, read)
+            else:
+                found.append(read)
+        return found
+
+    def _clash(self, pool: Object, inline: set[str]) -> Finding | None:
+        name = name_of(pool)
+        if name in inline:
+            message = f"{pool['kind']} {name} has the name of one of the cluster's own pools; rename it"
+            return Finding(reasons.POOL_NAME_TAKEN, message)
+        other = self.live.get(name, pool)
+        if other["kind"] == pool["kind"]:
+            return None
+        message = f"{other['kind']} {name} has the same name and was there before; rename one of them"
+        return Finding(reasons.POOL_NAME_TAKEN, message)
+
+    async def _refuse(self, pool: Object, why: Finding) -> None:
+        name = name_of(pool)
+        self.findings.append(Finding(why.reason, f"{pool['kind']} {name}: {why.message}"))
+        unusable = condition("Available", False, why.reason, why.message)
+        written = await self._status.write(pool, kept_status(pool), [unusable])
+        if name not in self.live or uid_of(self.live[name]) != uid_of(pool):
+            return
+        if why.reason == reasons.POOL_NAME_TAKEN:
+            # It must not lend its uid to the pool whose name it has.
+            del self.live[name]
+        else:
+            self.live[name] = written
