@@ -11,7 +11,7 @@ from typing import Any, Literal
 import structlog
 
 from mooncake_operator.kube.client import Client
-from mooncake_operator.kube.errors import AlreadyExistsError, KubeError
+from mooncake_operator.kube.errors import AlreadyExistsError, ForbiddenError, KubeError
 from mooncake_operator.kube.resources import EVENT, Object, name_of, uid_of
 
 _log = structlog.get_logger()
@@ -118,6 +118,8 @@ class EventRecorder:
             pass
         except KubeError as error:
             self._observe("failed")
+            if isinstance(error, ForbiddenError) and error.namespace_terminating:
+                return  # nobody is left who would read it
             _log.warning("event not posted", reason=reason, about=name_of(about), error=str(error))
 
     def _budget(self, uid: str, now: datetime) -> _Budget:
