@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -19,15 +18,9 @@ import pytest
 
 from mooncake_core.registry import EngineKind, Instance, Role
 from mooncake_testing.engine_exchange import EnginePair
+from mooncake_testing.ports import free_port
 from mooncake_testing.vllm_engine import BLOCK_SIZE_TOKENS, VllmEngine, VllmPair, ensure_tiny_model
 from mooncake_testing.vllm_environment import ensure_environment
-
-
-def free_port() -> int:
-    """A port that was free a moment ago."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @pytest.fixture(scope="session")

@@ -5,14 +5,15 @@ from __future__ import annotations
 import httpx
 import pytest
 
-from mooncake_testing.simulated import Simulated, SimulatedProcess, free_port_block, group_flags
+from mooncake_testing.ports import free_ports
+from mooncake_testing.simulated import PORTS_A_POD, Simulated, SimulatedProcess, group_flags
 from mooncake_testing.waiting import eventually
 
 PROMPT = {"model": "tiny", "prompt": list(range(1, 400)), "max_tokens": 4, "ignore_eos": True}
 
 
 def pair(simulated: Simulated, *flags: str) -> tuple[SimulatedProcess, SimulatedProcess]:
-    base = free_port_block()
+    base = free_ports(PORTS_A_POD)
     worker = simulated.worker(base, 1, *flags)
     return simulated.engine(*group_flags(base, 0), *flags, base=base), worker
 
@@ -22,7 +23,7 @@ def says(process: SimulatedProcess, words: str) -> bool:
 
 
 def test_a_leader_opens_its_port_when_all_its_workers_have_joined(simulated: Simulated) -> None:
-    base = free_port_block()
+    base = free_ports(PORTS_A_POD)
     leader = simulated.leader(base)
     first = simulated.worker(base, 1, nodes=3)
     eventually(lambda: says(leader, "rank 1 has joined"), "one is there")
@@ -40,7 +41,7 @@ def is_served(leader: SimulatedProcess) -> bool:
 
 
 def test_a_worker_that_was_told_otherwise_is_refused_and_says_so(simulated: Simulated) -> None:
-    base = free_port_block()
+    base = free_ports(PORTS_A_POD)
     simulated.leader(base)
     worker = simulated.worker(base, 1, nodes=2)
     assert worker.process.wait(30) == 1
@@ -77,7 +78,7 @@ def test_a_leader_that_is_told_to_end_lets_its_worker_go(simulated: Simulated) -
 
 
 def test_a_worker_waits_for_its_leader_and_can_be_told_to_end_meanwhile(simulated: Simulated) -> None:
-    worker = simulated.worker(free_port_block(), 1)
+    worker = simulated.worker(free_ports(PORTS_A_POD), 1)
     eventually(lambda: says(worker, "rank 1 looks for its leader"), "it looks for it")
     assert worker.terminate() == 0
 

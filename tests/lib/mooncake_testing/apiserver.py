@@ -24,7 +24,7 @@ from typing import Any
 import pytest
 import yaml
 
-from mooncake_testing.redis import free_port
+from mooncake_testing.ports import free_port
 
 _CRDS = Path(__file__).resolve().parents[3] / "crds"
 _TOKEN = "tests-only"

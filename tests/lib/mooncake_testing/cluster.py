@@ -24,7 +24,7 @@ from mooncake_core.config import SchedulerConfig
 from mooncake_core.ledger import ledger_prefix
 from mooncake_operator.planning.names import instance_of_pod
 from mooncake_testing.index_contents import index_contents
-from mooncake_testing.redis import free_port
+from mooncake_testing.ports import free_port
 from mooncake_testing.waiting import eventually
 from mooncakectl.local import Folders
 from mooncakectl.local.procfs import ProcessIdentity, is_running, running_processes, started_with

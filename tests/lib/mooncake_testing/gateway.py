@@ -13,7 +13,7 @@ import msgspec
 from mooncake_core.config.scheduler import SchedulerConfig
 from mooncake_core.registry import Instance
 from mooncake_scheduler.app import Scheduler, build_scheduler
-from mooncake_testing.redis import free_port
+from mooncake_testing.ports import free_port
 from mooncake_testing.waiting import until
 
 

@@ -12,7 +12,7 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
-from mooncake_testing.redis import free_port
+from mooncake_testing.ports import free_port
 
 
 class OperatorProcess:

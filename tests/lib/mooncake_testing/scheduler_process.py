@@ -18,7 +18,8 @@ import httpx
 
 from mooncake_core.registry import EngineReport, Instance
 from mooncake_core.registry.redis import RedisRegistry
-from mooncake_testing.redis import RedisServer, free_port
+from mooncake_testing.ports import free_port
+from mooncake_testing.redis import RedisServer
 
 NAMESPACE = "test"
 

@@ -17,7 +17,8 @@ from mooncake_core.index import Depth, RedisIndex
 from mooncake_core.registry import Instance
 from mooncake_core.registry.redis import RedisRegistry
 from mooncake_core.resp import RespClient
-from mooncake_testing.redis import RedisServer, free_port
+from mooncake_testing.ports import free_port
+from mooncake_testing.redis import RedisServer
 
 NAMESPACE = "test"
 

@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -19,33 +18,16 @@ from typing import Any, Self
 
 import httpx
 
+from mooncake_testing.ports import free_ports
+
 PORTS_A_POD = 10
 _START_TIMEOUT_S = 30.0
-
-
-def free_port_block() -> int:
-    """The first of ten free neighbouring ports on loopback."""
-    while True:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            base = int(probe.getsockname()[1])
-        if base + PORTS_A_POD <= 65535 and all(_is_free(base + n) for n in range(PORTS_A_POD)):
-            return base
 
 
 def group_flags(leader_base: int, rank: int, nodes: int = 2) -> list[str]:
     """What makes processes one engine of pipeline stages; the leader's port +6 is where they meet."""
     meet = ["--master-addr", "127.0.0.1", "--master-port", str(leader_base + 6)]
     return ["--nnodes", str(nodes), "--node-rank", str(rank), *meet, "--pipeline-parallel-size", str(nodes)]
-
-
-def _is_free(port: int) -> bool:
-    with socket.socket() as probe:
-        try:
-            probe.bind(("127.0.0.1", port))
-        except OSError:
-            return False
-        return True
 
 
 @dataclass
@@ -155,7 +137,7 @@ class Simulated:
         environ: Mapping[str, str] | None = None,
     ) -> SimulatedProcess:
         """Start an engine called `tiny` and wait until it serves."""
-        base = base or free_port_block()
+        base = base or free_ports(PORTS_A_POD)
         arguments = ["--model", "tiny", "--host", "127.0.0.1", "--port", str(base), "--block-size", "16"]
         arguments += ["--time-scale", str(self.time_scale), "--enable-prompt-tokens-details", *flags]
         if connector:
@@ -187,21 +169,21 @@ class Simulated:
 
     def worker(self, leader_base: int, rank: int, *flags: str, nodes: int = 2) -> SimulatedProcess:
         """Start a worker of an engine called `tiny` whose leader has, or will have, this block of ports."""
-        base = free_port_block()
+        base = free_ports(PORTS_A_POD)
         arguments = ["--model", "tiny", "--headless", "--block-size", "16", *flags]
         arguments += [*group_flags(leader_base, rank, nodes), "--time-scale", str(self.time_scale)]
         return self._start("mooncake_simulator.engine", arguments, base, {})
 
     def master(self, *flags: str, base: int | None = None) -> SimulatedProcess:
         """Start a store master: rpc on +0, admin on +1."""
-        base = base or free_port_block()
+        base = base or free_ports(PORTS_A_POD)
         arguments = ["master", "--host", "127.0.0.1", "--rpc-port", str(base)]
         arguments += ["--metrics-port", str(base + 1), *flags]
         return self._start("mooncake_simulator.store", arguments, base, {}, f"{base + 1}/health")
 
     def node(self, master: SimulatedProcess, *flags: str, size: str = "10GB") -> SimulatedProcess:
         """Start a store node and wait until it is mounted."""
-        base = free_port_block()
+        base = free_ports(PORTS_A_POD)
         arguments = ["node", "--host", "127.0.0.1", "--port", str(base), "--http-port", str(base + 1)]
         arguments += ["--global-segment-size", size, "--master-server-address", f"127.0.0.1:{master.base}"]
         arguments += ["--time-scale", str(self.time_scale), *flags]

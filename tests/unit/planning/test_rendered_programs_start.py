@@ -10,7 +10,8 @@ import redis
 from mooncake_core.api import load_manifests
 from mooncake_operator.planning import Credentials, LocalNames, pod_names, render
 from mooncake_simulator.engine.options import parse
-from mooncake_testing.redis import free_port, redis_executable
+from mooncake_testing.ports import free_port
+from mooncake_testing.redis import redis_executable
 
 MANIFEST = """
 apiVersion: mooncake.io/v1alpha1
