@@ -60,21 +60,21 @@ def test_leader_and_worker_serve_one_engine(simulated: Simulated) -> None:
 def test_a_killed_worker_ends_its_leader(simulated: Simulated) -> None:
     leader, worker = pair(simulated)
     worker.kill()
-    assert leader.process.wait(10) == 1
+    assert leader.process.wait(30) == 1
     assert "rank 1 is gone" in leader.log.read_text()
 
 
 def test_a_killed_leader_ends_its_worker(simulated: Simulated) -> None:
     leader, worker = pair(simulated)
     leader.kill()
-    assert worker.process.wait(10) == 1
+    assert worker.process.wait(30) == 1
     assert "is lost" in worker.log.read_text()
 
 
 def test_a_leader_that_is_told_to_end_lets_its_worker_go(simulated: Simulated) -> None:
     leader, worker = pair(simulated)
     assert leader.terminate() == 0
-    assert worker.process.wait(10) == 0
+    assert worker.process.wait(30) == 0
 
 
 def test_a_worker_waits_for_its_leader_and_can_be_told_to_end_meanwhile(simulated: Simulated) -> None:

@@ -21,7 +21,7 @@ import httpx
 from mooncake_testing.ports import free_ports
 
 PORTS_A_POD = 10
-_START_TIMEOUT_S = 30.0
+_START_TIMEOUT_S = 90.0
 
 
 def group_flags(leader_base: int, rank: int, nodes: int = 2) -> list[str]:

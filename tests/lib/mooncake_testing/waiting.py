@@ -13,7 +13,7 @@ T = TypeVar("T")
 _LOOK_EVERY_S = 0.02
 
 
-async def until(condition: Callable[[], object | Awaitable[object]], within_s: float = 20.0) -> None:
+async def until(condition: Callable[[], object | Awaitable[object]], within_s: float = 40.0) -> None:
     """Wait until something holds.
 
     Args:
