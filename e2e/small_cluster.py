@@ -1,8 +1,10 @@
 """A MooncakeCluster that costs a test little: its engines are played, its scheduler is real."""
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
-from e2e.kube import Kube, Object
+from e2e.kube import Kube, Object, eventually
 from e2e.played_kubelet import NodeShape
 
 NAME = "small"
@@ -55,3 +57,21 @@ async def working(kube: Kube, namespace: str, role: str = "decode") -> list[str]
             for c in pod.get("status", {}).get("conditions", ())
         )
     )
+
+
+@asynccontextmanager
+async def removed_afterwards(kube: Kube, namespace: str) -> AsyncIterator[None]:
+    """Take the cluster away before its namespace goes.
+
+    The namespace controller, having found Pods, looks again after half of their longest grace period only,
+    and a scheduler's is long.
+    """
+    try:
+        yield
+    finally:
+        await kube.delete("MooncakeCluster", NAME, namespace)
+
+        async def are_gone() -> bool:
+            return not await engines(kube, namespace, "scheduler")
+
+        await eventually("the scheduler is gone", are_gone, within_s=120)

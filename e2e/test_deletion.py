@@ -8,7 +8,7 @@ import pytest
 from e2e.installation import Operator
 from e2e.kube import Kube, condition, eventually, is_true
 from e2e.played_kubelet import Behaviour, PlayedNodes
-from e2e.small_cluster import NAME, SHAPE, engines, manifest, working
+from e2e.small_cluster import NAME, SHAPE, engines, manifest, removed_afterwards, working
 
 KINDS = ("MooncakeCluster", "MooncakePrefillPool", "MooncakeDecodePool", "MooncakeKVCachePool")
 WITHIN_S = 120
@@ -92,7 +92,7 @@ async def test_a_foreground_deletion_makes_no_pod_and_leaves_nothing(
 async def test_instances_of_a_node_that_vanished_are_replaced_and_the_node_may_come_back(
     operator: Operator, kube: Kube, namespace: str
 ) -> None:
-    async with PlayedNodes(kube, 2, shape=SHAPE) as played:
+    async with PlayedNodes(kube, 2, shape=SHAPE) as played, removed_afterwards(kube, namespace):
         await apply_and_await(kube, namespace, manifest(decode=4))
         lost, kept = played.names
         played.vanish(lost)
@@ -147,7 +147,7 @@ async def test_a_dead_node_is_told_of_in_the_pools_condition_until_the_pod_is_fo
         return Behaviour(stop_s=None if pod["metadata"]["name"] in stuck else 0.0)
 
     stuck.add(f"{NAME}-decode-d-0")
-    async with PlayedNodes(kube, 1, script=script, shape=SHAPE):
+    async with PlayedNodes(kube, 1, script=script, shape=SHAPE), removed_afterwards(kube, namespace):
         await apply_and_await(kube, namespace, manifest(decode=2))
         await kube.delete("Pod", f"{NAME}-decode-d-0", namespace, grace_s=1)
 

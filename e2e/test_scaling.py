@@ -8,7 +8,7 @@ import pytest
 from e2e.installation import Operator
 from e2e.kube import Kube, condition, eventually
 from e2e.played_kubelet import PlayedNodes
-from e2e.small_cluster import NAME, SHAPE, manifest, working
+from e2e.small_cluster import NAME, SHAPE, manifest, removed_afterwards, working
 
 POOL = f"{NAME}-decode"
 
@@ -64,7 +64,7 @@ async def test_kubectl_scale_an_autoscaler_and_the_clusters_author_do_not_fight(
         document = json.dumps(manifest(decode=decode))
         await kubectl("apply", "--namespace", namespace, "--filename", "-", stdin=document)
 
-    async with PlayedNodes(kube, 2, shape=SHAPE):
+    async with PlayedNodes(kube, 2, shape=SHAPE), removed_afterwards(kube, namespace):
         await apply(2)
         await are(kube, namespace, 2, within_s=240)
         await kubectl("scale", "--namespace", namespace, f"mkdp/{POOL}", "--replicas=2")
@@ -80,10 +80,14 @@ async def test_kubectl_scale_an_autoscaler_and_the_clusters_author_do_not_fight(
         await operator_has_seen(kube, namespace)
         await are(kube, namespace, 5)
         await apply(3)
-        # The author's number is taken over, and the autoscaler has the last word as long as it is there.
+
+        async def is_taken_over() -> bool:
+            pool = await kube.get("MooncakeDecodePool", POOL, namespace)
+            return bool(pool["spec"]["declaredReplicas"] == 3)
+
+        await eventually("the author's number is taken over", is_taken_over, within_s=60)
+        # As long as there is an autoscaler, it has the last word.
         await are(kube, namespace, 5)
-        pool = await kube.get("MooncakeDecodePool", POOL, namespace)
-        assert pool["spec"]["declaredReplicas"] == 3
         scaler = await kube.get("HorizontalPodAutoscaler", "decode", namespace)
         able = condition(scaler, "AbleToScale")
         assert able is not None
