@@ -10,7 +10,8 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -96,16 +97,43 @@ async def kube(cluster: ClusterUnderTest) -> AsyncIterator[Kube]:
         yield client
 
 
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def module_kube(cluster: ClusterUnderTest) -> AsyncIterator[Kube]:
+    """The same for all tests of a module, which then share its event loop."""
+    async with await Kube.of(cluster.kubeconfig) as client:
+        yield client
+
+
 @pytest_asyncio.fixture
 async def namespace(
     cluster: ClusterUnderTest, kube: Kube, request: pytest.FixtureRequest
 ) -> AsyncIterator[str]:
     """A namespace of the test's own; where the test fails, what is in it is printed."""
+    async with _namespace(cluster, kube, lambda: request.node.stash.get(_failed, False)) as name:
+        yield name
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def module_namespace(
+    cluster: ClusterUnderTest, module_kube: Kube, request: pytest.FixtureRequest
+) -> AsyncIterator[str]:
+    """A namespace for all tests of a module, for what takes long to set up."""
+    before = request.session.testsfailed
+
+    def failed() -> bool:
+        return request.session.testsfailed > before
+
+    async with _namespace(cluster, module_kube, failed) as name:
+        yield name
+
+
+@asynccontextmanager
+async def _namespace(cluster: ClusterUnderTest, kube: Kube, failed: Callable[[], bool]) -> AsyncIterator[str]:
     name = f"e2e-{uuid.uuid4().hex[:8]}"
     metadata = {"name": name, "labels": {NAMESPACE_LABEL: "true"}}
     await kube.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": metadata})
     yield name
-    if request.node.stash.get(_failed, False):
+    if failed():
         for what in ("mooncake", "pods,services,deployments", "events"):
             print(_kubectl(cluster, "get", what, "-o", "wide", "-n", name, check=False))
     await kube.delete("Namespace", name)

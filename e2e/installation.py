@@ -2,20 +2,23 @@
 
 import json
 import os
+import signal
 import subprocess
 import tempfile
 import uuid
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from e2e.cluster import programs
+from e2e.cluster import machine, programs
 from e2e.cluster.errors import ClusterError
 from e2e.under_test import ClusterUnderTest
 
 CHART = Path(__file__).resolve().parent.parent / "helm" / "mooncake"
 _TIMEOUT = "180s"
+_PROGRAM = b"-m\0mooncake_operator"
 
 
 @dataclass(frozen=True)
@@ -64,6 +67,26 @@ class Operator:
     def uninstall(self) -> None:
         """``helm uninstall``; what it leaves, it leaves."""
         self.helm("uninstall", self.release, "--wait", f"--timeout={_TIMEOUT}", "--ignore-not-found")
+
+    def kill(self) -> None:
+        """End all its processes with SIGKILL; the kubelet starts them again.
+
+        In a cluster that is not this machine's, its Pods are deleted without grace instead.
+
+        Raises:
+            ClusterError: there is none.
+        """
+        own = self.cluster.own
+        if own is None:
+            selector = "--selector=app.kubernetes.io/component=operator"
+            self._kubectl("delete", "pods", selector, "--grace-period=0", "--force")
+            return
+        inside = {pid for cgroup in machine.cgroups(own.layout) for pid in machine.processes_in(cgroup)}
+        killed = [pid for pid in inside if _PROGRAM in _command_line(pid)]
+        if not killed:
+            raise ClusterError(f"no process of the operator runs in cluster {own.layout.name}")
+        for pid in killed:
+            os.kill(pid, signal.SIGKILL)
 
     def helm(self, *arguments: str) -> str:
         """Run helm for the release's namespace; what it printed.
@@ -126,3 +149,9 @@ class Operator:
             check=False,
         )
         return ran.stdout + ran.stderr
+
+
+def _command_line(pid: int) -> bytes:
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    return b""

@@ -35,7 +35,7 @@ async def test_the_quickstart_is_applied_answers_tells_its_story_and_goes_withou
     )
     async with cluster.forward(kube, "quickstart-scheduler", namespace, 80) as url:
         await _answers(url)
-    async with cluster.port_forward("quickstart-scheduler", namespace, 80) as url:
+    async with cluster.port_forward("service/quickstart-scheduler", namespace, 80) as url:
         await _answers(url)
     await _tells_its_story(cluster, namespace)
     await _writes_nowhere_but_into_volumes(kube, namespace)

@@ -5,10 +5,11 @@ import fcntl
 import os
 import re
 import socket
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from e2e.cluster import debian, images, programs, relay
 from e2e.cluster.cluster import Cluster, Options
@@ -39,6 +40,18 @@ class ClusterUnderTest:
         """Name of the image of a target of the Dockerfile."""
         return self.image_template.format(target=target)
 
+    def image_again(self, target: str, tag: str) -> str:
+        """The image of a target under one more name, as a release that changes nothing would be.
+
+        Where the cluster is not this machine's, no name can be added: then it is the one it has.
+        """
+        image = self.image(target)
+        if self.own is None:
+            return image
+        again = f"{image.rpartition(':')[0]}:{tag}"
+        images.tag(self.own.layout, image, again)
+        return again
+
     async def kubectl(self, *arguments: str, stdin: str | None = None) -> str:
         """Run kubectl; what it printed.
 
@@ -53,7 +66,12 @@ class ClusterUnderTest:
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
         )
-        output, errors = await process.communicate((stdin or "").encode())
+        try:
+            output, errors = await process.communicate((stdin or "").encode())
+        except asyncio.CancelledError:
+            process.kill()
+            await process.communicate()
+            raise
         if process.returncode:
             raise ClusterError(f"kubectl {' '.join(arguments[:3])}: {errors.decode().strip()}")
         return output.decode()
@@ -69,20 +87,49 @@ class ClusterUnderTest:
             A base URL on this machine's loopback.
         """
         if self.own is None:
-            async with self.port_forward(service, namespace, port) as url:
+            async with self.port_forward(f"service/{service}", namespace, port) as url:
                 yield url
             return
         found = await kube.get("Service", service, namespace)
+        async with self._relayed(self.own, found["spec"]["clusterIP"], port) as url:
+            yield url
+
+    @asynccontextmanager
+    async def forward_pod(self, pod: Mapping[str, Any], port: int) -> AsyncIterator[str]:
+        """Reach one Pod from the test's process.
+
+        Args:
+            pod: as read from the API server; it must have an address.
+            port: of the Pod.
+
+        Yields:
+            A base URL on this machine's loopback.
+        """
+        if self.own is None:
+            metadata = pod["metadata"]
+            async with self.port_forward(f"pod/{metadata['name']}", metadata["namespace"], port) as url:
+                yield url
+            return
+        async with self._relayed(self.own, pod["status"]["podIP"], port) as url:
+            yield url
+
+    @asynccontextmanager
+    async def _relayed(self, own: Cluster, address: str, port: int) -> AsyncIterator[str]:
         listener = socket.create_server(("127.0.0.1", 0), backlog=512)
-        server = await relay.serve(self.own.layout, listener, found["spec"]["clusterIP"], port)
+        server = await relay.serve(own.layout, listener, address, port)
         try:
             yield f"http://127.0.0.1:{listener.getsockname()[1]}"
         finally:
             server.close()
 
     @asynccontextmanager
-    async def port_forward(self, service: str, namespace: str, port: int) -> AsyncIterator[str]:
-        """Reach one Pod of a Service by ``kubectl port-forward``.
+    async def port_forward(self, target: str, namespace: str, port: int) -> AsyncIterator[str]:
+        """Reach a Pod, or one of a Service, by ``kubectl port-forward``.
+
+        Args:
+            target: ``pod/NAME`` or ``service/NAME``.
+            namespace: its.
+            port: of the Pod or the Service.
 
         Yields:
             A base URL on this machine's loopback.
@@ -94,7 +141,7 @@ class ClusterUnderTest:
                 "port-forward",
                 "--address=127.0.0.1",
                 f"--namespace={namespace}",
-                f"service/{service}",
+                target,
                 f":{port}",
             ),
             stdout=asyncio.subprocess.PIPE,

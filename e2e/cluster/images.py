@@ -30,7 +30,12 @@ _PAUSE_SOURCE = """
 #include <signal.h>
 #include <unistd.h>
 static void end(int number) { (void)number; _exit(0); }
-int main(void) { signal(SIGTERM, end); signal(SIGINT, end); for (;;) pause(); }
+int main(void) {
+  signal(SIGTERM, end);
+  signal(SIGINT, end);
+  signal(SIGCHLD, SIG_IGN); /* orphans of a shared process namespace leave no zombies */
+  for (;;) pause();
+}
 """
 _LAYERS_KEPT = 300
 _ARCHIVES_KEPT = 4
@@ -106,6 +111,20 @@ def load(layout: Layout, archive: Path) -> None:
     )
     if ran.returncode:
         raise ClusterError(f"importing {archive} failed: {ran.stderr.strip()}")
+
+
+def tag(layout: Layout, image: str, again: str) -> None:
+    """Give an image that the cluster has one more name.
+
+    Raises:
+        ClusterError: there is no such image.
+    """
+    client: list[str | Path] = [find("ctr"), "-a", layout.containerd_socket, "-n", "k8s.io"]
+    ran = subprocess.run(
+        [*client, "images", "tag", "--force", image, again], capture_output=True, text=True, check=False
+    )
+    if ran.returncode:
+        raise ClusterError(f"naming {image} also {again} failed: {ran.stderr.strip()}")
 
 
 def load_pause(layout: Layout) -> None:
