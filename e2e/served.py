@@ -168,6 +168,13 @@ async def served(
         yield cluster
     finally:
         await cluster.close()
+        await kube.delete("MooncakeCluster", cluster.name, namespace)
+
+        async def are_gone() -> bool:
+            return not await cluster.pods()
+
+        # A namespace that is deleted with Pods in it is looked at again after half of their longest grace.
+        await eventually(f"the Pods of {cluster.name} are gone", are_gone, within_s=240)
 
 
 @asynccontextmanager

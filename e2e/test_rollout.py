@@ -119,8 +119,11 @@ async def test_a_partition_and_a_pause_hold_a_rollout_where_it_is(rolling: Rolli
         parted = changed(parted, f"{pool}.0.update.partition", 2)
     old = await rolling.begin(parted)
 
-    await rolling.watch.until("the partition is reached", lambda seen: _is_settled(seen, present=REPLICAS))
-    assert [_new(rolling.watch.now, role, old) for role in ROLES] == [2, 2]
+    def is_parted(seen: Seen) -> bool:
+        return _is_settled(seen, present=REPLICAS) and _new(seen, "decode", old) == 2
+
+    await rolling.watch.until("the partition is reached", is_parted)
+    assert _new(rolling.watch.now, "prefill", old) == 2
     await rolling.must_stand_still()
 
     await rolling.cluster.apply(whole)
