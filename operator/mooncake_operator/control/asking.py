@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from mooncake_operator.control.schedulers import Schedulers, View, is_ready
+from mooncake_operator.control.schedulers import Schedulers, View, addresses, is_ready
 from mooncake_operator.control.stores import Stores
 from mooncake_operator.kube.resources import Object, is_terminating
 from mooncake_operator.planning import reasons
@@ -67,7 +67,7 @@ class Inquiry:
         statistics = [] if view.silence else await self._schedulers.statistics(pods, token)
         store = await self._stores.level(pod for pod in pods if _is_ready_master(pod))
         # While there is nobody to ask, asking costs nothing, and an answer is waited for.
-        self._measured_s = now_s if statistics or view.silence else None
+        self._measured_s = now_s if addresses(pods) else None
         return replace(answers, measured=True, statistics=statistics, store=store)
 
 
