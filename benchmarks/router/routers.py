@@ -24,7 +24,7 @@ from pathlib import Path
 from fake_engine import MODEL
 from mooncake_core.index import Source, Stored, Tier
 from mooncake_core.index.redis import RedisIndex
-from mooncake_core.registry import EngineKind, Instance, Role
+from mooncake_core.registry import EngineKind, Instance, Role, StaleEpochError
 from mooncake_core.registry.redis import RedisRegistry
 from mooncake_core.resp import RespClient
 
@@ -266,8 +266,12 @@ async def _announce(redis_url: str, namespace: str, instances: list[Instance], s
         await index.attach(source)
         await index.apply(source, [Stored([number * 1000 + k for k in range(1, 200)], Tier.HBM)], 1)
     while not stop.is_set():
-        for instance in registered:
-            await registry.heartbeat(instance.id, instance.epoch)
+        for number, instance in enumerate(registered):
+            try:
+                await registry.heartbeat(instance.id, instance.epoch)
+            except StaleEpochError:
+                # On a machine busy with other work the heartbeats may have come too late.
+                registered[number] = await registry.register(instance)
         try:
             await asyncio.wait_for(stop.wait(), 1)
         except TimeoutError:

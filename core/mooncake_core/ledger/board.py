@@ -9,8 +9,9 @@ from collections.abc import Iterable, Sequence
 from heapq import merge
 from math import inf
 
-from mooncake_core.ledger.book import Book, Ends, Entry, Share, microseconds, sorted_ends
+from mooncake_core.ledger.book import Book, Entry, microseconds, sorted_ends
 from mooncake_core.ledger.contract import InstanceLoad, Limits, RefusalReason, Reservation
+from mooncake_core.ledger.share import Ends, Share
 
 
 class Sum:

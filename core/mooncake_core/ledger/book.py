@@ -8,28 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from math import inf
-from typing import TypeAlias
 
 import msgspec
 
 from mooncake_core.ledger.contract import BUCKET_S, Reservation
-
-Queued: TypeAlias = tuple[float, int]
-"""(when it was reserved in seconds, predicted prefill in microseconds)"""
-Ends: TypeAlias = tuple[tuple[int, int, int], ...]
-"""(bucket, requests, KV tokens), by bucket"""
-
-
-class Share(msgspec.Struct, frozen=True, array_like=True):
-    """What one incarnation has promised to one instance. Travels between schedulers as msgpack."""
-
-    queue: tuple[Queued, ...] = ()
-    """Prefills not finished, oldest first."""
-    batch: int = 0
-    arriving: int = 0
-    kv_tokens: int = 0
-    prefill_ends: Ends = ()
-    decode_ends: Ends = ()
+from mooncake_core.ledger.share import Ends, Queued, Share
 
 
 class Entry(msgspec.Struct, gc=False):

@@ -12,7 +12,7 @@ from uuid import uuid4
 import msgspec
 
 from mooncake_core.ledger.board import Board
-from mooncake_core.ledger.book import Entry, Share, microseconds
+from mooncake_core.ledger.book import Entry, microseconds
 from mooncake_core.ledger.contract import InstanceLoad, Limits, RefusalReason, Reservation
 from mooncake_core.ledger.scripts import (
     BATCH_FULL,
@@ -26,6 +26,7 @@ from mooncake_core.ledger.scripts import (
     STALE,
     TAKEN,
 )
+from mooncake_core.ledger.share import Share
 from mooncake_core.resp import Reply, ReplyError, RespClient, Script
 
 HEARTBEAT_TTL_S = 3.0

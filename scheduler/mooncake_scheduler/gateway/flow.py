@@ -13,10 +13,9 @@ waited for; and `await future`. Libraries that ask for the current task (`asynci
 from __future__ import annotations
 
 import asyncio
-import types
-from collections.abc import Callable, Coroutine, Generator
+from collections.abc import Awaitable, Callable, Coroutine, Generator
 from math import inf
-from typing import Any
+from typing import Any, Final
 
 
 class Interruption(Exception):
@@ -35,10 +34,17 @@ class StagedLostError(Interruption):
     """The instance ended at which KV is staged that decode has not taken."""
 
 
-@types.coroutine
-def park() -> Generator[None, None, None]:
+class _Park:
+    def __await__(self) -> Generator[None, None, None]:
+        yield None
+
+
+_PARK: Final = _Park()
+
+
+def park() -> Awaitable[None]:
     """Wait for the next `Flow.wake`; the caller checks its condition before and after."""
-    yield None
+    return _PARK
 
 
 class Flow:

@@ -20,6 +20,9 @@ from mooncake_scheduler.gateway.answers import Usage
 from mooncake_scheduler.gateway.auth import Caller
 from mooncake_scheduler.gateway.body import Body
 from mooncake_scheduler.gateway.decisions import Decision, Decisions
+from mooncake_scheduler.gateway.errors import plain_error_body
+from mooncake_scheduler.gateway.http1 import Exchange, HttpServer, ServerLimits
+from mooncake_scheduler.gateway.http1.server import ServerConnection
 from mooncake_scheduler.gateway.job import Job, Wish
 from mooncake_scheduler.metrics import GatewayMetrics
 from mooncake_scheduler.policies import create
@@ -41,6 +44,8 @@ class Fleet:
             create("kv-centric"), Admission(AdmissionMode.NONE), CostModels(), random.Random(0)
         )
         self.accounting = Accounting(self.conductor, self.ledger, self.clock, self.metrics, Decisions())
+        server = HttpServer(cast("Any", None), ServerLimits(), plain_error_body)
+        self._exchange = Exchange(ServerConnection(server))
         self._made = 0
 
     def learned(self) -> CostModel:
@@ -55,7 +60,7 @@ class Fleet:
         await self.ledger.reserve(self.conductor.reservation(ask, placement, now_s), Limits(), now_s)
         self.ledger.prefill_finished(ask.id, now_s)
         decision = Decision(ask.id, now_s, "default", "/v1/completions", ask=ask, placement=placement)
-        job = Job(cast("Any", None), Caller(), ask.id, ask.id, b"", decision, 1e12)
+        job = Job(self._exchange, Caller(), ask.id, ask.id, b"", decision, 1e12)
         job.ask, job.placement, job.reserved = ask, placement, ask.id
         job.wish = Wish(Body(b"{}"), "m", streams, None, None, False)
         return job
@@ -105,7 +110,7 @@ async def test_one_stream_then_two_then_four_tell_the_constants_apart() -> None:
 async def test_those_who_are_promised_but_do_not_decode_yet_teach_nothing() -> None:
     fleet = Fleet()
     seen: list[tuple[float, float]] = []
-    fleet.conductor.observe_step = lambda _, batch, kv, __: seen.append((batch, kv))  # type: ignore[method-assign]
+    fleet.conductor._fitting.observe_step = lambda _, batch, kv, __: seen.append((batch, kv))  # type: ignore[method-assign]
     now_s = fleet.clock.now_s()
     on_its_way = fleet.conductor.reservation(
         Ask("later", 50_000, 500), Placement(None, DECODE, 0, 0, 0.0, 0.0, 9.0, 9.0, 0.05), now_s
@@ -121,7 +126,7 @@ async def test_those_who_are_promised_but_do_not_decode_yet_teach_nothing() -> N
 async def test_a_batch_that_emptied_meanwhile_counts_by_its_mean() -> None:
     fleet = Fleet()
     seen: list[float] = []
-    fleet.conductor.observe_step = lambda _, batch, kv, __: seen.append(batch)  # type: ignore[method-assign]
+    fleet.conductor._fitting.observe_step = lambda _, batch, kv, __: seen.append(batch)  # type: ignore[method-assign]
     other, job = await fleet.job(1_000), await fleet.job(1_000)
     fleet.accounting.begun(job)
     fleet.ledger.release(other.ask.id, fleet.clock.now_s())
