@@ -5,6 +5,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+COMPILED := build/compiled
 
 .PHONY: help setup demo test test-engines e2e e2e-programs e2e-cluster e2e-cluster-stop bench-acceptance bench-router bench-index bench-reconcile check fix crds lock clean
 
@@ -43,11 +44,22 @@ e2e-cluster: $(STAMP) ## start that cluster, keep it up, and print what to type
 e2e-cluster-stop: $(STAMP) ## take it down again
 	$(BIN)/python -m e2e.cluster stop
 
+.PHONY: compile test-compiled
+compile: $(COMPILED) ## compile the way of a request into build/compiled, as images can have it (needs a C compiler)
+
+$(COMPILED): $(STAMP) hatch_build.py $(shell find core scheduler -name '*.py' -o -name '*.lua')
+	$(BIN)/python hatch_build.py $@
+
+test-compiled: $(COMPILED) ## run the tests of what is compiled against it
+	PYTHONPATH=$(CURDIR)/$(COMPILED) $(BIN)/pytest -n 2 --dist loadfile $(addprefix tests/unit/,conductor gateway index ledger policies scheduler) \
+	  $(addprefix tests/property/,blocks conductor gateway index ledger) $(addprefix tests/integration/,faults gateway index ledger resp)
+
 bench-acceptance: $(STAMP) ## 1 000 requests of the paper's trace through the quickstart, six times (15 minutes)
 	$(BIN)/python -P benchmarks/acceptance
 
-bench-router: $(STAMP) ## CPU per request beside vllm-router
-	$(BIN)/python benchmarks/router
+bench-router: $(STAMP) ## CPU per request beside vllm-router; compiled, where there is a C compiler
+	@$(MAKE) --no-print-directory compile || { rm -rf $(COMPILED); echo "not compiled: measured as interpreted"; }
+	PYTHONPATH=$(CURDIR)/$(COMPILED) $(BIN)/python benchmarks/router
 
 bench-index: $(STAMP) ## measure the prefix index, and Dynamo's indexer beside it
 	$(BIN)/python benchmarks/index
@@ -78,4 +90,4 @@ lock: $(STAMP) ## resolve requirements.lock again from pyproject.toml
 	  --all-extras --group dev pyproject.toml -o requirements.lock
 
 clean: ## remove the environment and caches
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) build .mypy_cache .ruff_cache .pytest_cache .hypothesis

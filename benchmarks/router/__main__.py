@@ -27,6 +27,7 @@ from rich.table import Table
 sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "lib"))
 
 import load
+from mooncake_core import blocks
 from mooncake_testing.toy_model import write_toy_model
 from mooncakectl.local.programs import find_redis_server
 from routers import (
@@ -110,7 +111,10 @@ class Bench:
 
 def show(figures: dict[str, dict[str, float]], ratios: dict[str, float], extra: dict[str, float]) -> None:
     """The table for people."""
-    table = Table(title="CPU of the router's process tree, µs a request (chunk: µs an SSE chunk)")
+    form = "compiled" if str(blocks.__file__).endswith(".so") else "interpreted"
+    table = Table(
+        title=f"CPU of the router's process tree, µs a request (chunk: µs an SSE chunk); ours {form}"
+    )
     for column in ["", *figures, "ratio", f"goal ≤ {GOAL}"]:
         table.add_column(column, justify="right" if column else "left")
     for key in KEYS:
