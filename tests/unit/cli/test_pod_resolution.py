@@ -129,6 +129,20 @@ def test_a_redis_container_needs_no_command_and_gets_a_real_server() -> None:
     assert find_redis_server().exists()
 
 
+def test_a_redis_server_that_is_too_old_gives_way_to_a_valkey(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, version in (
+        ("redis-server", "Redis server v=5.0.14"),
+        ("valkey-server", "Valkey server v=8.1.1"),
+    ):
+        program = tmp_path / name
+        program.write_text(f"#!/bin/sh\necho '{version} sha=00000000:0'\n")
+        program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/bin")
+    assert find_redis_server() == tmp_path / "valkey-server"
+
+
 def test_secrets_can_be_given_as_a_folder(tmp_path: Path) -> None:
     (tmp_path / "keys").mkdir()
     (tmp_path / "keys" / "keys.json").write_text("{}")
