@@ -63,9 +63,9 @@ def find_redis_server() -> Path:
             return candidate
     # The wheel is a dependency where there is one: whoever lacks it has a Python or a machine without.
     raise LocalRuntimeError(
-        "no redis-server 6.2 or newer: install your distribution's redis or valkey package (Debian: apt install"
-        " redis-server); the wheel that brings one is for Python 3.11 and 3.12 on x86_64,"
-        f" this is {sys.version_info[0]}.{sys.version_info[1]} on {platform.machine()}"
+        "no redis-server 6.2 or newer: install your distribution's redis or valkey package"
+        " (Debian: apt install redis-server); the wheel that brings one is for Python 3.11 and 3.12"
+        f" on x86_64, this is {sys.version_info[0]}.{sys.version_info[1]} on {platform.machine()}"
     )
 
 

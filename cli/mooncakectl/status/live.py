@@ -19,15 +19,23 @@ _REFRESH_S = 1.0
 
 async def show_live(session: Session, *, when_ready: Callable[[], None]) -> None:
     """Show the cluster until cancelled; calls `when_ready` once, when every Pod is."""
-    told = False
     async with connected(session.cluster.admin_urls, timeout_s=_REFRESH_S) as admins:
-        with Live(console=err, auto_refresh=False, transient=True) as live:
+        with _table() as table:
+            # While the cluster starts its scheduler need not answer, and nobody is to be alarmed.
             while True:
                 pods = session.runtime.statuses()
-                if not told and all(pod.ready for pod in pods):
-                    told = True
-                    when_ready()
-                # While the cluster starts its scheduler need not answer, and nobody is to be alarmed.
-                snapshot = snapshot_of(await ask_all(admins)) if told else Snapshot()
-                live.update(snapshot_tables(snapshot, pods), refresh=True)
+                if all(pod.ready for pod in pods):
+                    break
+                table.update(snapshot_tables(Snapshot(), pods), refresh=True)
                 await asyncio.sleep(_REFRESH_S)
+        # Between two tables: what is printed below one would be drawn over by the next.
+        when_ready()
+        with _table() as table:
+            while True:
+                snapshot = snapshot_of(await ask_all(admins))
+                table.update(snapshot_tables(snapshot, session.runtime.statuses()), refresh=True)
+                await asyncio.sleep(_REFRESH_S)
+
+
+def _table() -> Live:
+    return Live(console=err, auto_refresh=False, transient=True)
