@@ -73,7 +73,10 @@ class AdminClient:
 
     async def decision(self, request_id: str) -> Any:
         """Why a request went where it went; raises UnknownError when it is not known (any more)."""
-        missing = f"no decision about request {request_id} is kept: it is too old, or was never made here"
+        missing = (
+            f"no decision about request {request_id} is kept: it is too old, or was never made here;"
+            " the id is that of the answer's header x-request-id, not the one in its body"
+        )
         return await self._ask("GET", f"/decisions/{quote(request_id, safe='')}", missing=missing)
 
     async def drain(self, instance: str, *, wanted: bool = True) -> Any:
