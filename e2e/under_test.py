@@ -165,6 +165,8 @@ def cluster_under_test(say: Say, options: Options | None = None) -> Iterator[Clu
     """
     template = os.environ.get("E2E_IMAGE_TEMPLATE", images.product_image("{target}"))
     if given := os.environ.get("E2E_KUBECONFIG"):
+        if "PYTEST_XDIST_WORKER" in os.environ:
+            raise ClusterError("workers would share the cluster of E2E_KUBECONFIG: run without -n")
         own = _OWN.fullmatch(given)
         yield ClusterUnderTest(
             kubeconfig=Path(given),
@@ -175,7 +177,9 @@ def cluster_under_test(say: Say, options: Options | None = None) -> Iterator[Clu
         return
     debian.provide(say)
     archives = images.build(say)
-    cluster = Cluster(os.environ.get("E2E_CLUSTER_NAME", "e2e"))
+    # Each of pytest-xdist's workers has a cluster of its own.
+    name = os.environ.get("E2E_CLUSTER_NAME", "e2e") + os.environ.get("PYTEST_XDIST_WORKER", "")
+    cluster = Cluster(name)
     with _reserved(cluster):
         cluster.start(say, options)
         try:
@@ -199,6 +203,6 @@ def _reserved(cluster: Cluster) -> Iterator[None]:
         except BlockingIOError:
             raise ClusterError(
                 f"other tests are running on cluster {cluster.layout.name}: wait for them, or set "
-                "E2E_CLUSTER_NAME to another name (and run without -n: workers cannot share a cluster)"
+                "E2E_CLUSTER_NAME to another name"
             ) from None
         yield
