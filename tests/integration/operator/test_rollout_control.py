@@ -14,6 +14,9 @@ from mooncake_operator.kube.resources import CLUSTER, CONTROLLER_REVISION, PREFI
 from mooncake_testing.apiserver import ApiServer
 from mooncake_testing.played_world import PlayedWorld
 
+# Each command is a process of its own.
+pytestmark = pytest.mark.timeout(300)
+
 
 class Terminal:
     """Types `mooncakectl rollout …`."""
