@@ -230,7 +230,9 @@ def _created(cluster: DesiredCluster, observed: Observed, action: CreatePod) -> 
         return observed
     pool = cluster.pool(action.pool)
     recorded = (r for r in observed.revisions if (r.pool, r.name) == (pool.name, action.revision))
-    revision = next(recorded)
+    revision = next(recorded, None)
+    if revision is None:
+        return observed  # somebody has deleted it meanwhile
     pod = ObservedPod(
         name=action.pod,
         uid=f"{action.pod}@{observed.now_s:g}",

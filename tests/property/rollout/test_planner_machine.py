@@ -8,12 +8,20 @@ from hypothesis import HealthCheck, assume, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
+from mooncake_core.api.coordination import PoolRatio
 from mooncake_core.registry import InstanceState, Role
 from mooncake_operator.planning import reasons
 from mooncake_operator.planning.actions import CreatePod, DeletePod, SetGate
 from mooncake_operator.planning.desired import DesiredCluster, DesiredPool
 from mooncake_operator.planning.instances import Phase, assemble, is_lost, is_own
-from mooncake_operator.planning.observed import Observed, ObservedPod, Registration, Trouble
+from mooncake_operator.planning.observed import (
+    Gate,
+    Observed,
+    ObservedPod,
+    PoolHistory,
+    Registration,
+    Trouble,
+)
 from mooncake_operator.planning.plan import plan
 from mooncake_operator.planning.preview import carry_out, settle
 
@@ -43,11 +51,15 @@ class Planner(RuleBasedStateMachine):
         unavailable=st.integers(1, 2),
         skew=st.sampled_from([0.0, 0.25, 0.5, 1.0]),
         spare=st.sampled_from([None, 0, 1, 3]),
+        least=st.integers(0, 3),
+        ratio=st.sampled_from([None, ("0.5", "2"), ("1", "1")]),
     )
-    def begin(self, prefill, decode, size, surge, unavailable, skew, spare):
+    def begin(self, prefill, decode, size, surge, unavailable, skew, spare, least, ratio):
         self.edits = count(1)
         self.serial = count()
         self.spare = spare
+        # Where no instance may come first, a floor as high as the pool would let nothing be replaced, ever.
+        least = least if surge and spare is None else 0
 
         def pool(name, role, replicas):
             return DesiredPool(
@@ -61,15 +73,19 @@ class Planner(RuleBasedStateMachine):
                 gpus_per_pod=1,
                 max_surge=surge,
                 max_unavailable=unavailable,
+                min_available=least,
                 drain_timeout_s=DRAIN_S,
             )
 
         pools = (pool("p", Role.PREFILL, prefill), pool("d", Role.DECODE, decode))
-        self.cluster = DesiredCluster(pools, max_skew=skew)
+        self.owners = {pool.uid for pool in pools}
+        bounds = ratio and PoolRatio(min_prefill_per_decode=ratio[0], max_prefill_per_decode=ratio[1])
+        self.cluster = DesiredCluster(pools, max_skew=skew, ratio=bounds)
         self.fit_budget()
         self.observed = Observed(1000.0, registry={})
         self.observed = rest(self.cluster, self.observed)
         self.desired_before = self.cluster
+        self.another_operator_takes_its_picture()
 
     # What the user does.
 
@@ -126,7 +142,7 @@ class Planner(RuleBasedStateMachine):
     # What the world does.
 
     def own_pods(self):
-        return [pod for pod in self.observed.pods if pod.owner_uid]
+        return [pod for pod in self.observed.pods if pod.owner_uid in self.owners]
 
     def pick(self, data, *kinds):
         pods = [pod for pod in self.own_pods() if all(kind(pod) for kind in kinds)]
@@ -202,6 +218,48 @@ class Planner(RuleBasedStateMachine):
         )
         self.observed = replace(self.observed, pods=(*self.observed.pods, foreign))
 
+    # What others write who think that they know better.
+
+    @rule(data=st.data(), status=st.booleans(), reason=st.sampled_from([reasons.REGISTERED, "ByHand"]))
+    def somebody_writes_the_gate(self, data, status, reason):
+        pod = self.pick(data, lambda p: p.rank == 0)
+        self.put(pod.uid, gate=Gate(status, reason, self.observed.now_s))
+
+    @rule(data=st.data(), fields=st.sampled_from([{"revision": "unknown"}, {"pairing": "unknown"}]))
+    def somebody_relabels_a_pod(self, data, fields):
+        self.put(self.pick(data).uid, **fields)
+
+    @rule(data=st.data())
+    def somebody_takes_a_pod_from_its_pool(self, data):
+        pod = self.pick(data)
+        self.put(pod.uid, owner_uid=data.draw(st.sampled_from(["", "uid-of-another"])))
+        if pod.rank == 0:
+            self.forget(pod.instance)
+
+    @rule(name=POOLS)
+    def somebody_clears_a_status(self, name):
+        self.observed = replace(self.observed, histories={**self.observed.histories, name: PoolHistory()})
+
+    @rule(data=st.data())
+    def somebody_deletes_a_revision(self, data):
+        assume(self.observed.revisions)
+        gone = data.draw(st.sampled_from(sorted(self.observed.revisions, key=lambda r: (r.pool, r.name))))
+        left = tuple(r for r in self.observed.revisions if r is not gone)
+        self.observed = replace(self.observed, revisions=left)
+
+    @rule()
+    def another_operator_takes_its_picture(self):
+        self.old = (self.cluster, plan(self.cluster, self.observed))
+
+    @rule(survives=st.integers(0, 6))
+    def another_operator_acts_on_its_old_picture(self, survives):
+        """One that was frozen, say; uids and names keep it from what is no longer what it saw."""
+        cluster, made = self.old
+        made = replace(made, outcomes={}, actions=made.actions[:survives])
+        self.observed = carry_out(cluster, self.observed, made)
+
+    # What the world does, in between.
+
     @rule(data=st.data(), in_flight=st.integers(0, 5))
     def work_comes_and_goes(self, data, in_flight):
         self.with_registration(data, in_flight=in_flight)
@@ -249,10 +307,9 @@ class Planner(RuleBasedStateMachine):
         """No plan makes anything worse than its bounds allow."""
         pods = {pod.uid: pod for pod in self.observed.pods}
         names = {pod.name for pod in self.observed.pods}
-        owners = {pool.uid for pool in self.cluster.pools}
         for action in made.actions:
             if isinstance(action, DeletePod):
-                assert pods[action.uid].owner_uid in owners, "a foreign Pod was deleted"
+                assert pods[action.uid].owner_uid in self.owners, "a foreign Pod was deleted"
                 if action.reason == reasons.INSTANCE_FAILED:
                     assert self.on_record(pods[action.uid]), "the reason is lost with the Pod"
             if isinstance(action, CreatePod):
@@ -393,8 +450,9 @@ class Planner(RuleBasedStateMachine):
             for instance in instances:
                 assert [pod.rank for pod in instance.pods] == list(range(instance.size))
                 assert {pod.leader_uid for pod in instance.pods[1:]} <= {instance.pods[0].uid}
-        foreign = [pod for pod in self.observed.pods if not pod.owner_uid]
-        assert all(pod in observed.pods or pod.deleted_s is None for pod in foreign)
+        kept = {pod.uid for pod in observed.pods if pod.deleted_s is None}
+        foreign = [pod for pod in self.observed.pods if pod.owner_uid not in self.owners]
+        assert {pod.uid for pod in foreign if pod.deleted_s is None} <= kept, "a foreign Pod is gone"
         assert not plan(self.cluster, observed).actions
 
     def with_room(self, observed):
