@@ -11,6 +11,7 @@ from typing import Any
 
 import kopf
 import structlog
+import uvloop
 
 from mooncake_operator.control.backoff import Backoff
 from mooncake_operator.control.cluster import ClusterReconciler
@@ -158,7 +159,7 @@ def main() -> int:
         return 2
     set_up_logging(settings.log_level)
     try:
-        asyncio.run(run(settings))
+        uvloop.run(run(settings))
     except (NoClusterError, LeadershipLostError, WatchingFailedError, OSError) as error:
         _log.error("the operator ends", why=str(error), error=type(error).__name__)
         return 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import ssl
 import urllib.error
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,8 +11,10 @@ from typing import Any
 
 import pytest
 import yaml
+from aiohttp import web
 
 from mooncake_testing.apiserver import ApiServer
+from mooncake_testing.kube_proxy import KubeProxy
 from mooncake_testing.operator_process import OperatorProcess
 from mooncake_testing.waiting import eventually
 
@@ -45,6 +48,10 @@ class Cluster:
     def deployment(self, name: str = "quickstart") -> Any:
         return self.get(f"/apis/apps/v1/namespaces/{self.namespace}/deployments/{name}-scheduler")
 
+    def pods(self) -> set[str]:
+        found = self.get(f"/api/v1/namespaces/{self.namespace}/pods")["items"]
+        return {pod["metadata"]["name"] for pod in found}
+
     def time_scale(self, name: str = "quickstart") -> str:
         found = self.get(f"/api/v1/namespaces/{self.namespace}/configmaps/{name}-scheduler")
         text: str = found["data"]["scheduler.json"] if found else ""
@@ -65,7 +72,7 @@ class Operators:
         self._directory = directory
         self.all: list[OperatorProcess] = []
 
-    def start(self, **settings: Any) -> OperatorProcess:
+    def start(self, kubeconfig: Path | None = None, **settings: Any) -> OperatorProcess:
         chosen: dict[str, Any] = {
             "namespaces": self._namespace,
             "lease_namespace": self._namespace,
@@ -73,7 +80,8 @@ class Operators:
             "identity": f"operator-{len(self.all)}",
             **settings,
         }
-        started = OperatorProcess(self._kubeconfig, self._directory / f"operator-{len(self.all)}", **chosen)
+        directory = self._directory / f"operator-{len(self.all)}"
+        started = OperatorProcess(kubeconfig or self._kubeconfig, directory, **chosen)
         self.all.append(started)
         return started
 
@@ -118,6 +126,53 @@ def test_a_second_operator_waits_and_takes_over_when_the_first_is_killed(
     eventually(lambda: second.leads, "the second leads")
     cluster.apply(timeScale=20)
     eventually(lambda: '"time_scale": 20' in cluster.time_scale(), "the second acts")
+
+
+class Witness:
+    """What one operator writes: it reaches the API server through here only."""
+
+    def __init__(self, server: ApiServer, name: str) -> None:
+        certificate = server.directory / "apiserver" / "apiserver.crt"
+        self._proxy = KubeProxy(server.url, ssl.create_default_context(cafile=str(certificate)))
+        self._proxy.fault = self._see
+        self.kubeconfig = server.write_kubeconfig(name, "tests-only", server=self._proxy.start())
+        self.writes: list[tuple[str, str]] = []
+
+    def _see(self, request: web.Request) -> None:
+        if request.method != "GET" and "/leases" not in request.path:
+            self.writes.append((request.method, request.path))
+
+    def stop(self) -> None:
+        self._proxy.stop()
+
+
+def test_after_a_kill_in_the_middle_of_creating_the_second_completes_and_nothing_is_made_twice(
+    cluster: Cluster, operators: Operators
+) -> None:
+    witnesses = [Witness(cluster.server, f"witness-{n}") for n in range(2)]
+    try:
+        first, second = (operators.start(witness.kubeconfig) for witness in witnesses)
+        eventually(lambda: first.leads or second.leads, "one leads")
+        if second.leads:
+            first, second = second, first
+            witnesses.reverse()
+        eventually(lambda: second.said("lease: waiting"), "the other waits")
+        pods = f"/api/v1/namespaces/{cluster.namespace}/pods"
+        cluster.apply()
+        eventually(lambda: ("POST", pods) in witnesses[0].writes, "the first makes a Pod")
+        first.kill()
+        assert witnesses[1].writes == []
+        wanted = {f"quickstart-{pool}-{n}" for pool in ("prefill-p", "decode-d") for n in range(2)}
+        eventually(lambda: wanted <= cluster.pods(), "the second makes the others")
+        eventually(lambda: second.metric("mooncake_workqueue_depth") == 0, "it comes to rest")
+        assert {name for name in cluster.pods() if "-p-" in name or "-d-" in name} == wanted
+        # What was made once was not made again, for nothing was ever taken away.
+        assert not any(method == "DELETE" for witness in witnesses for method, _ in witness.writes)
+    finally:
+        for operator in operators.all:
+            operator.kill()
+        for witness in witnesses:
+            witness.stop()
 
 
 def test_an_operator_that_stops_hands_the_lease_over_at_once(operators: Operators) -> None:

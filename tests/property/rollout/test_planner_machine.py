@@ -58,6 +58,7 @@ class Planner(RuleBasedStateMachine):
         self.edits = count(1)
         self.serial = count()
         self.spare = spare
+        self.size = size
         # Where no instance may come first, a floor as high as the pool would let nothing be replaced, ever.
         least = least if surge and spare is None else 0
 
@@ -95,9 +96,14 @@ class Planner(RuleBasedStateMachine):
         self.fit_budget()
 
     def fit_budget(self):
-        """A budget below the wanted pools is refused by the API."""
+        """A budget below the wanted pools is refused by the API.
+
+        Where instances of another size must go first, floors and budget can contradict each other (one old
+        instance of two GPUs, to become two new ones of one each). So there is room at either size.
+        """
         if self.spare is not None:
-            wanted = sum(pool.replicas * pool.gpus for pool in self.cluster.pools)
+            self.size = max(self.size, *(pool.size for pool in self.cluster.pools))
+            wanted = sum(pool.replicas * self.size * pool.gpus_per_pod for pool in self.cluster.pools)
             budget = max(wanted + self.spare, self.cluster.gpu_budget or 0)
             self.cluster = replace(self.cluster, gpu_budget=budget)
 
@@ -195,6 +201,12 @@ class Planner(RuleBasedStateMachine):
     def somebody_deletes_a_pod(self, data):
         pod = self.pick(data, lambda p: p.deleted_s is None)
         self.put(pod.uid, deleted_s=self.observed.now_s + DRAIN_S + 30)
+
+    @rule(data=st.data(), seconds=st.sampled_from([0, 31]))
+    def pod_finds_no_node(self, data, seconds):
+        pod = self.pick(data, lambda p: p.deleted_s is None and p.phase == "Pending" and not p.node)
+        since_s = self.observed.now_s - seconds
+        self.put(pod.uid, trouble=Trouble("Unschedulable", "0/3 nodes are available", since_s))
 
     @rule(data=st.data())
     def terminating_pod_is_gone(self, data):
@@ -321,7 +333,10 @@ class Planner(RuleBasedStateMachine):
             self.judge_floor(pool, made)
             self.judge_size(pool, made)
             self.judge_skew(pool, made)
+            self.judge_pace(pool, made)
+            self.judge_drains(pool, made)
         self.judge_partners(made)
+        self.judge_ratio(made)
 
     def judge_wholeness(self, made):
         """The Pods of an instance go together, and a worker is made for a leader that is there and stays."""
@@ -368,6 +383,76 @@ class Planner(RuleBasedStateMachine):
         before = sum(i.routable for i in assemble(pool, self.observed))
         after = before - len(self.chosen(made, pool))
         assert after >= min(before, pool.replicas - pool.max_unavailable)
+
+    def replaced(self, made, pool):
+        """Instances that a plan takes away for the sake of a newer revision."""
+        gone = {
+            a.pod
+            for a in made.actions
+            if isinstance(a, SetGate)
+            and a.reason == reasons.DRAINING
+            and a.message.startswith(reasons.REPLACED)
+        }
+        gone |= {
+            a.instance for a in made.actions if isinstance(a, DeletePod) and a.reason == reasons.REPLACED
+        }
+        return [i for i in assemble(pool, self.observed) if i.name in gone]
+
+    def judge_pace(self, pool, made):
+        """A pause and a partition are kept, and where new ones may come first, nobody is missed."""
+        replaced = self.replaced(made, pool)
+        assert not (pool.paused and replaced)
+        assert not any(i.updated for i in replaced)
+        if replaced:
+            old = [i for i in self.remaining(pool, made) if not i.updated]
+            kept = {a.pod for a in made.actions if isinstance(a, SetGate) and a.reason != reasons.DRAINING}
+            recalled = [
+                i for i in assemble(pool, self.observed) if i.phase is Phase.DRAINING and i.name in kept
+            ]
+            made_old = [
+                a
+                for a in made.actions
+                if isinstance(a, CreatePod)
+                and a.pool == pool.name
+                and not a.rank
+                and a.revision != pool.revision
+            ]
+            assert len(old) + len(recalled) + len(made_old) >= pool.partition
+        if any(i.routable for i in replaced):
+            left = sum(i.routable for i in assemble(pool, self.observed)) - len(self.chosen(made, pool))
+            assert left >= min(pool.min_available, pool.replicas)
+            crowded = self.spare is not None or any(pod.trouble for pod in self.own_pods())
+            assert not pool.max_surge or crowded or left >= pool.replicas
+
+    def judge_drains(self, pool, made):
+        """Work in flight is cut only when its time is over."""
+        for action in made.actions:
+            if not isinstance(action, DeletePod) or action.reason != reasons.DRAINING:
+                continue
+            (pod,) = (p for p in self.observed.pods if p.uid == action.uid)
+            if pod.pool != pool.name:
+                continue
+            leader = next(p for p in self.own_pods() if p.name == action.instance)
+            if self.observed.now_s < leader.gate.since_s + pool.drain_timeout_s:
+                assert self.observed.registry is not None
+                known = self.observed.registry.get(action.instance)
+                assert known is None or (known.state is InstanceState.DRAINING and not known.in_flight)
+
+    def judge_ratio(self, made):
+        """A rollout leaves prefill and decode in their ratio, give or take one, while there is another way."""
+        instances = [i for pool in self.cluster.pools for i in assemble(pool, self.observed)]
+        replaced = [i for pool in self.cluster.pools for i in self.replaced(made, pool) if i.routable]
+        ratio, (wanted_p, wanted_d) = self.cluster.ratio, (pool.replicas for pool in self.cluster.pools)
+        if ratio is None or not ratio.allows(wanted_p, wanted_d) or not replaced:
+            return
+        if not any(i.phase not in (Phase.ROUTABLE, Phase.LOST) for i in instances):
+            return
+        gone = {i.name for pool in self.cluster.pools for i in self.chosen(made, pool)}
+        p, d = (
+            sum(i.routable and i.name not in gone for i in instances if i.pool is pool)
+            for pool in self.cluster.pools
+        )
+        assert ratio.allows(p, d) or ratio.allows(p + 1, d) or ratio.allows(p, d + 1)
 
     def judge_size(self, pool, made):
         created = [a for a in made.actions if isinstance(a, CreatePod) and a.pool == pool.name and not a.rank]

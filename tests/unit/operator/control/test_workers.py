@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable
+from itertools import pairwise
 
 import pytest
 
@@ -50,7 +51,10 @@ async def work_for(
     reconciler: Recorder,
     begin: Callable[[WorkQueue[Key]], object],
     backoff: Backoff[Key] | None = None,
+    *,
+    ends: bool = True,
 ) -> None:
+    """Let three workers work; `ends` = until what they have begun is finished, else cut it off."""
     queue: WorkQueue[Key] = WorkQueue()
     workers = Workers(
         queue, reconciler, backoff or Backoff(first_s=1, longest_s=60, chance=lambda: 1.0), count=3
@@ -58,8 +62,11 @@ async def work_for(
     task = asyncio.create_task(workers.run())
     begin(queue)
     await asyncio.sleep(seconds)
-    queue.close()
-    await task
+    if ends:
+        queue.close()
+    else:
+        task.cancel()
+    await asyncio.gather(task, return_exceptions=not ends)
 
 
 def test_failures_double_the_wait_up_to_a_limit_and_a_success_starts_it_over() -> None:
@@ -94,6 +101,39 @@ def test_a_key_that_always_fails_does_not_hold_up_others() -> None:
     recorder = Recorder(act)
     run_in_virtual_time(work_for(10.5, recorder, lambda queue: (queue.add(A), queue.add(B))))
     assert len(recorder.times_s(B)) == 11
+
+
+class Slow(Recorder):
+    """A reconciler to whom some clusters take long, whose API calls time out, say."""
+
+    def __init__(self, slow: set[Key], takes_s: float) -> None:
+        super().__init__(lambda key, n: Result(requeue_after_s=1))
+        self._slow, self._slowness_s = slow, takes_s
+
+    async def reconcile(self, key: Key) -> Result:
+        self._takes_s = self._slowness_s if key in self._slow else 0.0
+        return await super().reconcile(key)
+
+
+def test_a_slow_cluster_takes_one_worker_and_the_others_go_on_as_if_it_were_not_there() -> None:
+    recorder = Slow({A}, takes_s=1000)
+    others = [Key("default", f"c{number}") for number in range(50)]
+    run_in_virtual_time(
+        work_for(10.5, recorder, lambda queue: [queue.add(key) for key in (A, *others)], ends=False)
+    )
+    assert {len(recorder.times_s(key)) for key in others} == {11}
+
+
+def test_with_more_slow_clusters_than_workers_everybody_still_gets_a_turn_in_order_of_waiting() -> None:
+    slow = [Key("slow", f"c{number}") for number in range(6)]
+    quick = [Key("quick", f"c{number}") for number in range(20)]
+    recorder = Slow(set(slow), takes_s=10)
+    run_in_virtual_time(
+        work_for(300, recorder, lambda queue: [queue.add(key) for key in (*slow, *quick)], ends=False)
+    )
+    waits = [later - earlier for key in quick for earlier, later in pairwise(recorder.times_s(key))]
+    # Three workers, six slow keys: two rounds of them at most, and the second that each rests between passes.
+    assert max(waits) <= 2 * 10 + 1
 
 
 def test_one_key_is_reconciled_by_one_worker_at_a_time_and_again_when_it_changed_meanwhile() -> None:
