@@ -30,6 +30,9 @@ def main() -> int:
     parser.add_argument("--instances", type=int, default=20, help="of each pool (default: %(default)s)")
     parser.add_argument("--namespaces", type=int, help="shared by the clusters (default: one each)")
     parser.add_argument("--nodes", type=int, default=20, help="played nodes (default: %(default)s)")
+    parser.add_argument(
+        "--start", type=float, default=1.6, help="seconds from bound to ready, as of a real kubelet (1.6)"
+    )
     parser.add_argument("--idle", type=float, default=180.0, help="seconds to watch for writes at rest")
     parser.add_argument("--workers", type=int, help="passes at a time (default: the operator's)")
     parser.add_argument("--profile", type=Path, help="write a cProfile of the operator to this file")
@@ -77,6 +80,7 @@ def run(arguments: argparse.Namespace, folder: Path) -> int:
             *("--cluster", CLUSTER),
             *("--clusters", str(arguments.clusters), "--instances", str(arguments.instances)),
             *("--nodes", str(arguments.nodes), "--idle", str(arguments.idle)),
+            *("--start", str(arguments.start)),
         ]
         for name in ("workers", "namespaces"):
             if (value := getattr(arguments, name)) is not None:

@@ -21,7 +21,7 @@ import aiohttp
 import uvloop
 import yaml
 from e2e.kube import Kube
-from e2e.played_kubelet import NodeShape, PlayedNodes
+from e2e.played_kubelet import Behaviour, NodeShape, PlayedNodes
 
 from accounts import AuditLog, Call, Usage, counted, find_programs, usage_of
 from schedulers import ENGINES, ROLE_LABEL, PlayedSchedulers
@@ -187,9 +187,10 @@ def scale_of(pod: Object) -> str:
 
 
 async def main(arguments: argparse.Namespace) -> None:
+    behaviour = Behaviour(start_s=arguments.start)
     async with (
         await Kube.of(arguments.kubeconfig) as kube,
-        PlayedNodes(kube, arguments.nodes, shape=NodeShape()) as played,
+        PlayedNodes(kube, arguments.nodes, script=lambda _: behaviour, shape=NodeShape()) as played,
         PlayedSchedulers(played),
     ):
         await kube.apply_all(load(*sorted((ROOT / "crds").glob("*.yaml"))))
@@ -372,6 +373,7 @@ def parse() -> argparse.Namespace:
     for name in ("clusters", "instances", "nodes"):
         parser.add_argument(f"--{name}", type=int, required=True)
     parser.add_argument("--idle", type=float, required=True)
+    parser.add_argument("--start", type=float, required=True)
     parser.add_argument("--namespaces", type=int)
     parser.add_argument("--workers", type=int)
     parser.add_argument("--profile", type=Path)

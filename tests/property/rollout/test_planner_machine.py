@@ -439,7 +439,7 @@ class Planner(RuleBasedStateMachine):
                 assert known is None or (known.state is InstanceState.DRAINING and not known.in_flight)
 
     def judge_ratio(self, made):
-        """A rollout leaves prefill and decode in their ratio, give or take one, while there is another way."""
+        """A rollout keeps prefill and decode in their ratio, give or take one, while there is another way."""
         instances = [i for pool in self.cluster.pools for i in assemble(pool, self.observed)]
         replaced = [i for pool in self.cluster.pools for i in self.replaced(made, pool) if i.routable]
         ratio, (wanted_p, wanted_d) = self.cluster.ratio, (pool.replicas for pool in self.cluster.pools)
