@@ -6,7 +6,8 @@ import asyncio
 import random
 import signal
 import sys
-from collections.abc import Iterable
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
 from typing import Any
 
 import kopf
@@ -18,6 +19,7 @@ from mooncake_operator.control.cluster import ClusterReconciler
 from mooncake_operator.control.contract import Key
 from mooncake_operator.control.gather import list_known
 from mooncake_operator.control.leadership import Leadership, LeadershipLostError, LeaseTerms
+from mooncake_operator.control.leadership_thread import LeadershipThread
 from mooncake_operator.control.lifecycle import Lifecycle, WatchingFailedError
 from mooncake_operator.control.resync import Resync
 from mooncake_operator.control.workers import Workers
@@ -65,11 +67,22 @@ class Process:
             workers=workers,
             resync=self._resync,
             watch=self._watch,
-            leadership=Leadership(client, self._terms()) if settings.lease else None,
+            leadership=self._leadership() if settings.lease else None,
             stop_s=settings.stop_seconds,
             on_watch_failed=metrics.watch_restarts.inc,
             observe=self._observe,
         )
+
+    def _leadership(self) -> LeadershipThread:
+        terms = self._terms()
+
+        @asynccontextmanager
+        async def candidate() -> AsyncIterator[Leadership]:
+            # Connections belong to the loop that they were opened in.
+            async with Client(await find_configuration(), observer=self._metrics.observe_request) as client:
+                yield Leadership(client, terms)
+
+        return LeadershipThread(candidate, end_within_s=terms.duration_s - terms.renew_deadline_s)
 
     def _terms(self) -> LeaseTerms:
         duration_s = self._settings.lease_duration_seconds

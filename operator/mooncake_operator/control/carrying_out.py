@@ -1,10 +1,11 @@
-"""Carries out a plan's actions, in their order; like ones that follow each other at the same time."""
+"""Carries out a plan's actions: in their order within a pool, and an instance; all else at the same time."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from itertools import groupby
 
@@ -13,6 +14,7 @@ import structlog
 from mooncake_operator.control.picture import FINALIZER
 from mooncake_operator.control.problems import NamespaceEndsError
 from mooncake_operator.control.schedulers import Schedulers
+from mooncake_operator.control.together import AT_ONCE, together
 from mooncake_operator.kube.applier import MANAGER
 from mooncake_operator.kube.client import Client
 from mooncake_operator.kube.errors import (
@@ -58,7 +60,6 @@ from mooncake_operator.planning.manifests.revisions import (
 from mooncake_operator.planning.refusals import known_refusal, refusal
 
 _log = structlog.get_logger()
-_AT_ONCE = 16
 
 
 class Execution:
@@ -105,6 +106,7 @@ class Execution:
         self._scheduler_pods = scheduler_pods
         self._token = token
         self._now = now
+        self._limit = asyncio.Semaphore(AT_ONCE)
         self.refusals: dict[str, list[Finding]] = {}
         """By pool: why Pods could not be made."""
 
@@ -116,30 +118,28 @@ class Execution:
             SchedulersAwayError: a drain cannot be told to anyone.
             NamespaceEndsError: nothing can be made any more.
         """
-        for kind, alike in groupby(actions, type):
+        lanes: dict[str, list[Action]] = defaultdict(list)
+        for action in actions:
+            lanes[self._pool_of(action)].append(action)
+        await together(map(self._in_order, lanes.values()))
+
+    async def _in_order(self, actions: Sequence[Action]) -> None:
+        """The actions of one pool. Those of its instances concern one instance each."""
+        for kind, alike in groupby(actions, _step):
             group = list(alike)
             if kind is CreatePod:
-                # One Pod of each pool first: what refuses it would refuse the others too.
-                first, rest = _first_of_each_pool(group)
-                await self._together(first)
-                await self._together(rest)
-            elif kind in (DeletePod, SetGate):
-                await self._together(group)
+                # One Pod first: what refuses it would refuse the others too.
+                await self._one_by_one(group[:1])
+                await together(self._one_by_one([action]) for action in group[1:])
+            elif kind is DeletePod:
+                await together(map(self._one_by_one, _by_instance(group)))
             else:
-                for action in group:
-                    await self._one(action)
+                await self._one_by_one(group)
 
-    async def _together(self, actions: Sequence[Action]) -> None:
-        limit = asyncio.Semaphore(_AT_ONCE)
-        results = await asyncio.gather(
-            *(self._limited(limit, action) for action in actions), return_exceptions=True
-        )
-        for failed in (result for result in results if isinstance(result, BaseException)):
-            raise failed
-
-    async def _limited(self, limit: asyncio.Semaphore, action: Action) -> None:
-        async with limit:
-            await self._one(action)
+    async def _one_by_one(self, actions: Sequence[Action]) -> None:
+        for action in actions:
+            async with self._limit:
+                await self._one(action)
 
     async def _one(self, action: Action) -> None:
         match action:
@@ -286,17 +286,34 @@ class Execution:
         self.refusals.setdefault(pool, []).append(finding)
         await self._events.record(owner, finding.reason, finding.message, kind="Warning", action="CreatePod")
 
+    def _pool_of(self, action: Action) -> str:
+        match action:
+            case SetGate() | MarkDrain() | Unmark() | DeletePod():
+                instance = _instance_of(action)
+                return next((pool for pool in self._pools if self._is_of(pool, instance)), "")
+        return action.pool
+
     def _is_of(self, pool: str, instance: str) -> bool:
         wanted = self._pools.get(pool)
         return wanted is not None and wanted.ordinal(instance) is not None
 
 
-def _first_of_each_pool(actions: Sequence[Action]) -> tuple[list[Action], list[Action]]:
-    seen: set[str] = set()
-    first: list[Action] = []
-    rest: list[Action] = []
+def _step(action: Action) -> type:
+    """What may be carried out side by side: `DeletePod` stands for all that concerns one instance."""
+    return DeletePod if isinstance(action, (SetGate, MarkDrain, Unmark, DeletePod)) else type(action)
+
+
+def _instance_of(action: Action) -> str:
+    match action:
+        case SetGate():
+            return action.pod
+        case MarkDrain() | Unmark() | DeletePod():
+            return action.instance
+    return ""
+
+
+def _by_instance(actions: Iterable[Action]) -> list[list[Action]]:
+    found: dict[str, list[Action]] = defaultdict(list)
     for action in actions:
-        pool = action.pool if isinstance(action, CreatePod) else ""
-        (rest if pool in seen else first).append(action)
-        seen.add(pool)
-    return first, rest
+        found[_instance_of(action)].append(action)
+    return list(found.values())

@@ -27,6 +27,7 @@ from mooncake_operator.control.spec_history import keep_history
 from mooncake_operator.control.standalone import StandalonePools, is_own
 from mooncake_operator.control.status import StatusWriter, condition, condition_reasons
 from mooncake_operator.control.stores import Stores
+from mooncake_operator.control.together import together
 from mooncake_operator.kube.applier import Applier
 from mooncake_operator.kube.client import Client
 from mooncake_operator.kube.errors import ForbiddenError
@@ -268,10 +269,15 @@ class _Pass:
         """Write all statuses; returns the picture with the objects as they then are."""
         written: dict[str, Object] = {}
         context = Context(picture, made, refusals, self._answers, self._shared._settings.measure_seconds)
-        for name, owner in picture.owners.items():
-            if owner["kind"] in _POOL_KINDS and name == name_of(owner):
-                status, conditions = pool_report(context, owner)
-                written[uid_of(owner)] = await self._status.write(owner, status, conditions)
+        pools = [
+            owner
+            for name, owner in picture.owners.items()
+            if owner["kind"] in _POOL_KINDS and name == name_of(owner)
+        ]
+        for pool in await together(
+            self._status.write(owner, *pool_report(context, owner)) for owner in pools
+        ):
+            written[uid_of(pool)] = pool
         cluster = self._world.cluster
         if cluster is not None and not is_terminating(cluster):
             status, conditions = cluster_report(

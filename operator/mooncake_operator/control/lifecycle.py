@@ -11,6 +11,7 @@ import structlog
 
 from mooncake_operator.control.contract import Key
 from mooncake_operator.control.leadership import Leadership
+from mooncake_operator.control.leadership_thread import LeadershipThread
 from mooncake_operator.control.resync import Resync
 from mooncake_operator.control.workers import Workers
 from mooncake_operator.control.workqueue import WorkQueue
@@ -45,7 +46,7 @@ class Lifecycle:
         workers: Workers,
         resync: Resync,
         watch: Watch,
-        leadership: Leadership | None = None,
+        leadership: Leadership | LeadershipThread | None = None,
         stop_s: float = 20.0,
         on_watch_failed: Callable[[], None] = lambda: None,
         observe: Callable[[], None] = lambda: None,

@@ -9,12 +9,14 @@ from mooncake_operator.control.credentials import encoded
 from mooncake_operator.control.gather import CLUSTER_LABEL, World
 from mooncake_operator.control.inline import declare_replicas, without_replicas
 from mooncake_operator.control.problems import finding_of
+from mooncake_operator.control.together import together
 from mooncake_operator.kube.applier import Applier, NameTakenError
 from mooncake_operator.kube.client import Client
 from mooncake_operator.kube.errors import KubeError
 from mooncake_operator.kube.resources import Object, controller_uid, is_terminating, name_of, owned_by, uid_of
 from mooncake_operator.planning.actions import Finding
 
+_REFERRED_TO = frozenset({"Secret", "ConfigMap"})
 _PRUNED = ("Service", "ConfigMap", "Secret", "Deployment", "PodDisruptionBudget", "NetworkPolicy")
 
 
@@ -39,19 +41,19 @@ class ObjectKeeper:
         self.outcome = Outcome()
 
     async def keep(self, desired: Sequence[Object]) -> None:
-        """Apply objects in the order given; a refusal of one does not keep the others back.
+        """Apply objects, those first that others refer to; a refusal of one does not keep the others back.
 
         Raises:
             KubeError: the API server has trouble of its own; the pass is to be repeated.
             NamespaceEndsError: nothing can be made any more.
         """
-        for obj in desired:
-            await self._one(obj, self._ensure_plain)
+        for first in (True, False):
+            stage = [obj for obj in desired if (obj["kind"] in _REFERRED_TO) is first]
+            await self._all(stage, self._ensure_plain)
 
     async def keep_pools(self, desired: Sequence[Object]) -> None:
         """Apply the inline pools, forced, and take over what their authors say of replicas."""
-        for obj in desired:
-            await self._one(obj, self._ensure_pool)
+        await self._all(desired, self._ensure_pool)
 
     async def prune(self, desired: Iterable[Object]) -> None:
         """Delete this cluster's objects that are not desired; its own are those whose owner has its uid."""
@@ -61,14 +63,20 @@ class ObjectKeeper:
             if (live["kind"], name_of(live)) not in wanted and not is_terminating(live):
                 await self._applier.remove(live, uid_of(self._cluster))
 
-    async def _one(self, desired: Object, ensure: Callable[[Object], Awaitable[Object]]) -> None:
-        subject = f"{desired['kind']} {name_of(desired)}"
+    async def _all(self, desired: Sequence[Object], ensure: Callable[[Object], Awaitable[Object]]) -> None:
+        # In the order of the objects, not of the answers: a condition's words are not to change by chance.
+        for kept in await together(self._one(obj, ensure) for obj in desired):
+            if isinstance(kept, Finding):
+                self.outcome.findings.append(kept)
+            else:
+                self.outcome.live[kept["kind"], name_of(kept)] = kept
+
+    @staticmethod
+    async def _one(desired: Object, ensure: Callable[[Object], Awaitable[Object]]) -> Object | Finding:
         try:
-            live = await ensure(desired)
+            return await ensure(desired)
         except (KubeError, NameTakenError) as error:
-            self.outcome.findings.append(finding_of(error, subject))
-        else:
-            self.outcome.live[live["kind"], name_of(live)] = live
+            return finding_of(error, f"{desired['kind']} {name_of(desired)}")
 
     async def _ensure_plain(self, desired: Object) -> Object:
         meant = owned_by(encoded(desired), self._cluster)
