@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import ssl
+import time
 import urllib.error
 from collections.abc import Iterator
 from pathlib import Path
@@ -234,3 +235,34 @@ def test_without_a_cluster_the_operator_says_what_to_set(tmp_path: Path) -> None
     operator = OperatorProcess(tmp_path / "none", tmp_path)
     assert operator.wait() == 1
     assert "set KUBECONFIG" in operator.said("the operator ends")[0]["why"]
+
+
+def test_a_cluster_that_cannot_come_up_is_looked_at_again_without_hurry(
+    cluster: Cluster, operators: Operators
+) -> None:
+    path = f"/api/v1/namespaces/{cluster.namespace}/limitranges"
+    limits = {"limits": [{"type": "Container", "max": {"memory": "1Mi"}, "default": {"memory": "1Mi"}}]}
+    cluster.server.request("POST", path, {"metadata": {"name": "tiny"}, "spec": limits})
+    quota = {"metadata": {"name": "none"}, "spec": {"hard": {"count/configmaps": "0"}}}
+    path = f"/api/v1/namespaces/{cluster.namespace}/resourcequotas"
+    cluster.server.request("POST", path, quota)
+    status = {"status": {"hard": {"count/configmaps": "0"}, "used": {"count/configmaps": "0"}}}
+    cluster.server.request("PATCH", f"{path}/none/status", status, "application/merge-patch+json")
+    operator = operators.start()
+    cluster.apply()
+
+    def ready() -> Any:
+        found = cluster.get(f"{cluster.custom}/mooncakeclusters/quickstart")
+        conditions = found.get("status", {}).get("conditions", ())
+        return next((c for c in conditions if c["type"] == "Ready"), {})
+
+    eventually(lambda: ready().get("reason") == "QuotaExceeded", "the quota is named")
+
+    def stands_still() -> bool:
+        before = operator.metric("mooncake_reconcile_total")
+        time.sleep(5)
+        return operator.metric("mooncake_reconcile_total") == before
+
+    eventually(stands_still, "five seconds without a pass", 90)
+    assert operator.metric("mooncake_reconcile_errors_total") == 0
+    assert operator.metric("mooncake_kube_events_total")

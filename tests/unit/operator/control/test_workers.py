@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from itertools import pairwise
 
 import pytest
+import structlog
 
 from mooncake_operator.control.backoff import Backoff
 from mooncake_operator.control.contract import Key, Result
@@ -67,6 +68,22 @@ async def work_for(
     else:
         task.cancel()
     await asyncio.gather(task, return_exceptions=not ends)
+
+
+def test_what_a_pass_logs_names_its_cluster_and_no_other() -> None:
+    named: list[object] = []
+
+    def act(key: Key, call: int) -> Result:
+        named.append(structlog.contextvars.get_contextvars().get("cluster"))
+        return Result()
+
+    def begin(queue: WorkQueue[Key]) -> None:
+        for key in (A, B):
+            queue.add(key)
+
+    run_in_virtual_time(work_for(1, Recorder(act), begin))
+    assert sorted(map(str, named)) == ["default/a", "default/b"]
+    assert "cluster" not in structlog.contextvars.get_contextvars()
 
 
 def test_failures_double_the_wait_up_to_a_limit_and_a_success_starts_it_over() -> None:
