@@ -240,9 +240,6 @@ def test_without_a_cluster_the_operator_says_what_to_set(tmp_path: Path) -> None
 def test_a_cluster_that_cannot_come_up_is_looked_at_again_without_hurry(
     cluster: Cluster, operators: Operators
 ) -> None:
-    path = f"/api/v1/namespaces/{cluster.namespace}/limitranges"
-    limits = {"limits": [{"type": "Container", "max": {"memory": "1Mi"}, "default": {"memory": "1Mi"}}]}
-    cluster.server.request("POST", path, {"metadata": {"name": "tiny"}, "spec": limits})
     quota = {"metadata": {"name": "none"}, "spec": {"hard": {"count/configmaps": "0"}}}
     path = f"/api/v1/namespaces/{cluster.namespace}/resourcequotas"
     cluster.server.request("POST", path, quota)
