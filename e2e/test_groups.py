@@ -4,11 +4,13 @@ import contextlib
 import json
 import os
 import signal
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pytest
+import pytest_asyncio
 import yaml
 
 from e2e.installation import Operator
@@ -42,6 +44,23 @@ async def ready(kube: Kube, namespace: str) -> None:
     await eventually("the cluster is Ready", is_ready, within_s=READY_WITHIN_S, every_s=1)
 
 
+@pytest_asyncio.fixture
+async def big(operator: Operator, kube: Kube, namespace: str) -> AsyncIterator[str]:
+    """The cluster, Ready, in a namespace; gone before that is deleted.
+
+    A namespace with Pods in it is looked at again only after half of their longest grace.
+    """
+    await kube.apply_all([manifest()], namespace)
+    await ready(kube, namespace)
+    yield namespace
+    await kube.delete("MooncakeCluster", "big", namespace)
+
+    async def are_gone() -> bool:
+        return not await kube.list_all("Pod", namespace)
+
+    await eventually("its Pods are gone", are_gone, within_s=240, every_s=1)
+
+
 async def uids(kube: Kube, namespace: str, role: str) -> dict[str, str]:
     """Pods of a role by name."""
     pods = await kube.list_all("Pod", namespace, labels=f"mooncake.io/role={role}")
@@ -65,13 +84,12 @@ async def is_another(kube: Kube, namespace: str, role: str, before: dict[str, st
 
 
 async def test_an_instance_of_two_pods_serves_and_is_recreated_as_a_whole(
-    operator: Operator, kube: Kube, namespace: str
+    operator: Operator, kube: Kube, big: str
 ) -> None:
+    namespace = big
     cluster = operator.cluster
     if cluster.own is None:
         pytest.skip("kill -9 needs a node that is this machine; E2E_KUBECONFIG names another one")
-    await kube.apply_all([manifest()], namespace)
-    await ready(kube, namespace)
     before = await uids(kube, namespace, "prefill")
     assert sorted(before) == [LEADER, WORKER]
     async with (
@@ -107,10 +125,9 @@ def kill_worker(leader: str) -> None:
 
 
 async def test_a_worker_that_is_evicted_ends_after_the_streams_of_its_instance(
-    operator: Operator, kube: Kube, namespace: str
+    operator: Operator, kube: Kube, big: str
 ) -> None:
-    await kube.apply_all([manifest()], namespace)
-    await ready(kube, namespace)
+    namespace = big
     before = await uids(kube, namespace, "decode")
     async with (
         operator.cluster.forward(kube, "big-scheduler", namespace, 80) as url,
