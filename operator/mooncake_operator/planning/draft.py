@@ -64,7 +64,11 @@ class PoolDraft:
     def places(self) -> int:
         """Instances that count, and replaced ones that have not gone yet: what `maxSurge` bounds."""
         kept = {instance.name for instance in self.recalled}
-        leaving = sum(i.leaving and not i.updated and i.name not in kept for i in self.instances)
+        # A rollout that is taken back has replaced some that are of the newest revision again.
+        taken_back = self.pool.gated and self.outdated > 0
+        leaving = sum(
+            i.leaving and (taken_back or not i.updated) and i.name not in kept for i in self.instances
+        )
         # Those retired in this very plan have not gone either, unless they have no Pods.
         retired = sum(bool(i.pods) and not i.updated for i in self.instances if i.name in self.retired)
         return self.total + leaving + retired

@@ -132,11 +132,18 @@ def _roll(draft: Draft, retire_checks: Sequence[RetireCheck]) -> None:
 def _made_ahead(draft: Draft, pool: PoolDraft) -> bool:
     if pool.updated >= pool.pool.updated_target:
         return False
+    # One that is still draining has its place already.
+    has_room = pool.places <= pool.pool.replicas + pool.pool.max_surge
+    if (
+        has_room
+        and checks.within_skew(draft, pool, pool.pool.revision) is None
+        and _recalled(draft, pool, pool.pool.revision)
+    ):
+        return True
     pool.blocked = checks.first_objection(_CREATE, draft, pool, pool.pool.revision)
     if pool.blocked is not None:
         return False
-    if not _recalled(draft, pool, pool.pool.revision):
-        draft.create(pool, pool.pool.revision)
+    draft.create(pool, pool.pool.revision)
     return True
 
 

@@ -177,6 +177,21 @@ def test_undo_in_the_middle_keeps_the_floor_and_recalls_who_was_only_draining():
     assert all(p["old"] + p["new"] >= 4 for pools in seen for p in pools)
 
 
+def test_undo_in_the_middle_makes_nobody_in_the_place_of_one_that_is_still_ending():
+    cluster, observed = rollout_of(prefill=4, decode=4, max_unavailable=0)
+    made = plan(cluster, observed)
+    while not any(isinstance(action, DeletePod) for action in made.actions):
+        observed = settle(carry_out(cluster, observed, made))
+        made = plan(cluster, observed)
+    observed = carry_out(cluster, observed, made)
+    back = change(cluster, revision="old", pairing="old")
+    # It was of the revision that is wanted again, and holds its GPUs until it is gone.
+    assert {i.phase for i in assemble(back.pools[0], observed)} == {Phase.ROUTABLE, Phase.ENDING}
+    assert not created(plan(back, observed))
+    *_, last = steps(back, observed)
+    assert last.counts["prefill"] == {"old": 0, "new": 4, "all": 4}
+
+
 def test_three_quick_edits_leave_every_pool_its_floor():
     cluster, observed = rollout_of(prefill=3, decode=3, max_unavailable=1)
     for revision in ("x", "y", "z"):
