@@ -23,8 +23,9 @@ from mooncake_scheduler.gateway.http1.exchange import Exchange
 _MAX_AHEAD = 8
 """Requests a client may have sent before their turn."""
 _LINGER_S = 0.5
-_NEXT_MAY_COME_S = 1.0
-"""While the server stops: how long after an answer its client's next request still finds the connection."""
+_NEXT_MAY_COME_S = 5.0
+"""How long a connection is spared whose answer began before the end was announced and ended after: its client
+was not told to go elsewhere, and its next request is on the way."""
 
 
 class ServerLimits(msgspec.Struct, frozen=True):
@@ -53,7 +54,7 @@ class ServerConnection(asyncio.Protocol):
 
     __slots__ = (
         "_ahead", "_body", "_closing", "_coming", "_discard", "_header_bytes", "_limits",
-        "_owner", "_parser", "_size", "_target", "_transport", "active", "since_s",
+        "_owner", "_parser", "_size", "_target", "_transport", "active", "since_s", "spared_until_s",
     )  # fmt: skip
 
     def __init__(self, owner: HttpServer) -> None:
@@ -70,6 +71,7 @@ class ServerConnection(asyncio.Protocol):
         self._discard = False
         self._closing = False
         self.active: Exchange | None = None
+        self.spared_until_s = 0.0
         self.since_s = time.monotonic()
         """When the connection became idle, or the request that is coming in began."""
 
@@ -205,6 +207,8 @@ class ServerConnection(asyncio.Protocol):
         """The answer has ended: serve what was sent ahead, wait for more, or close."""
         self.active = None
         self.since_s = time.monotonic()
+        if self._owner.closing:
+            self.spared_until_s = self.since_s + _NEXT_MAY_COME_S
         if not exchange.keep_alive:
             self.close()
         elif self._ahead:
@@ -328,9 +332,9 @@ class HttpServer:
             self._server.close()
         deadline_s = time.monotonic() + grace_s
         while self.connections and time.monotonic() < deadline_s:
-            idle_since_s = time.monotonic() - _NEXT_MAY_COME_S
+            now_s = time.monotonic()
             for connection in list(self.connections):
-                if connection.idle and connection.since_s < idle_since_s:
+                if connection.idle and connection.spared_until_s < now_s:
                     connection.close()
             await asyncio.sleep(0.02)
         for connection in list(self.connections):
