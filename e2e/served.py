@@ -20,6 +20,7 @@ MODEL = "llama3-70b"
 TIME_SCALE = 1
 """As fast as life: streams that last while little is computed, for a small machine runs a dozen engines."""
 _ADMIN_PORT = 21_001
+_ASKED_TIMES = 5
 
 Manifest = dict[str, Any]
 
@@ -197,12 +198,15 @@ class Explanations:
 
     async def gather(self, sent: Sent) -> None:
         """Fetch one."""
-        async with self._limit:
-            found = await self._cluster.explanation(sent.request_id)
-        if found is None:
-            self.missing.append(sent)
-        else:
-            self.by_request[sent.request_id] = found
+        for _ in range(_ASKED_TIMES):
+            async with self._limit:
+                found = await self._cluster.explanation(sent.request_id)
+            if found is not None:
+                self.by_request[sent.request_id] = found
+                return
+            # On a busy machine an admin port may take longer than one waits for it.
+            await asyncio.sleep(1)
+        self.missing.append(sent)
 
     async def caught_up(self, load: Load) -> None:
         """Wait until every request that has ended is explained."""
@@ -211,7 +215,7 @@ class Explanations:
         async def holds() -> bool:
             return ended <= self.by_request.keys() | {sent.request_id for sent in self.missing}
 
-        await eventually("every request is explained", holds, within_s=30)
+        await eventually("every request is explained", holds, within_s=120)
 
     def placements(self) -> list[Manifest]:
         """Where requests went."""
