@@ -604,7 +604,7 @@ def usable(instances):
 
 TestPlanner = Planner.TestCase
 TestPlanner.settings = settings(
-    max_examples=60, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=150, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
 )
 
 
