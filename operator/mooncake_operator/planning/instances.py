@@ -178,7 +178,7 @@ def _instance(
     observed: Observed,
 ) -> Instance:
     registration = (observed.registry or {}).get(name)
-    failure = _failure(pods, strangers)
+    failure = _failure(pods, strangers) or _revision_gone(pool, pods, observed)
     phase = _phase(pool, pods, failure, record, registration, observed)
     return Instance(
         name=name,
@@ -277,3 +277,18 @@ def _name_taken(pods: Sequence[ObservedPod], strangers: Set[str]) -> Finding | N
     if taken is None:
         return None
     return Finding(reasons.FOREIGN_POD, f"Pod {taken} is wanted as a rank and belongs to somebody else")
+
+
+def _revision_gone(pool: DesiredPool, pods: Sequence[ObservedPod], observed: Observed) -> Finding | None:
+    """Nothing is left to make the missing ranks from: then the whole instance comes back as the newest.
+
+    The newest revision itself is recorded again.
+    """
+    revision = pods[0].revision
+    if len(pods) == pods[0].size or revision == pool.revision:
+        return None
+    if observed.revision(pool.name, pool.uid, revision) is not None:
+        return None
+    return Finding(
+        reasons.RANK_LOST, f"{pods[0].instance} lacks Pods, and its ControllerRevision {revision} is gone"
+    )

@@ -613,3 +613,22 @@ def test_own_pods_are_told_by_the_owner_alone():
     assert not is_own(pool, ObservedPod("p-p-0", "x", "", "p", "p-p-0"))
     assert not is_own(pool, ObservedPod("p-p-0", "x", "uid-of-an-earlier-pool", "p", "p-p-0"))
     assert is_own(pool, ObservedPod("p-p-0", "x", "uid-p", "p", "p-p-0"))
+
+
+def test_ranks_whose_revision_somebody_has_deleted_hold_nothing_up_for_ever():
+    def wanted(revision):
+        pool = DesiredPool("d", "uid-d", Role.DECODE, 1, revision, pairing="g", size=2, max_surge=0)
+        return DesiredCluster((pool,))
+
+    observed = rest(wanted("r0"), Observed(1000.0, registry={}))
+    leader, worker = observed.pods
+    starting = replace(leader, gate=None, containers_ready=False, phase="Pending")
+    kept = tuple(revision for revision in observed.revisions if revision.name != "r0")
+    # Paused, so that no rollout takes it away: the rank is really wanted.
+    (pool,) = wanted("r1").pools
+    paused = DesiredCluster((replace(pool, paused=True),))
+    torn = replace(observed, pods=(starting,), revisions=kept, registry={})
+    settled = rest(paused, torn)
+    assert {pod.revision for pod in settled.pods} == {"r1"}
+    assert len(settled.pods) == 2
+    assert worker.uid not in {pod.uid for pod in settled.pods}
