@@ -1,6 +1,5 @@
 """Each image has what its component needs, and runs as the strictest Pod Security level demands."""
 
-import asyncio
 import sys
 from typing import Any
 
@@ -28,13 +27,19 @@ _COMMANDS = {
 }
 
 
+@pytest.fixture(scope="module")
+def every_image(cluster: ClusterUnderTest) -> None:
+    """Build and load those that no other test needs: a build may wait, and a test has its own time limit."""
+    if cluster.own is not None:
+        for archive in images.build(_say, [target for target in _COMMANDS if target not in images.TARGETS]):
+            cluster.own.load(archive)
+
+
+@pytest.mark.usefixtures("every_image")
 @pytest.mark.parametrize("target", _COMMANDS)
 async def test_an_image_runs_its_component_unprivileged(
     cluster: ClusterUnderTest, kube: Kube, namespace: str, target: str
 ) -> None:
-    if cluster.own is not None and target not in images.TARGETS:
-        for archive in await asyncio.to_thread(images.build, _say, [target]):
-            await asyncio.to_thread(cluster.own.load, archive)
     enforced = {"pod-security.kubernetes.io/enforce": "restricted"}
     await kube.patch("Namespace", namespace, {"metadata": {"labels": enforced}})
     await kube.apply_all([_a_pod(cluster.image(target), _COMMANDS[target])], namespace)
