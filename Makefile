@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 COMPILED := build/compiled
 
-.PHONY: help setup demo test test-engines e2e e2e-programs e2e-cluster e2e-cluster-stop bench-acceptance bench-router bench-index bench-reconcile check fix crds lock clean
+.PHONY: help setup demo test test-apiserver test-engines e2e e2e-programs e2e-cluster e2e-cluster-stop bench-acceptance bench-router bench-index bench-reconcile check fix crds lock clean
 
 help: ## list the commands
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 18
@@ -26,8 +26,11 @@ $(STAMP): requirements.lock pyproject.toml
 demo: $(STAMP) ## run the quickstart on this machine, replay a workload through it, print the SLO table
 	$(BIN)/mooncakectl demo -f examples/quickstart.yaml
 
-test: $(STAMP) ## run every test that needs no GPU and no vLLM
-	$(BIN)/pytest -n 2 --dist loadfile -m "not engines" --ignore tests/engines
+test: $(STAMP) ## run every test that needs no GPU, no vLLM and no Kubernetes
+	$(BIN)/pytest -n 2 --dist loadfile -m "not engines" --ignore tests/engines --ignore tests/integration/operator
+
+test-apiserver: e2e-programs ## run the operator against a real API server, with played nodes (8 minutes)
+	$(BIN)/pytest tests/integration/operator
 
 test-engines: $(STAMP) ## run the gateway before real vLLM on CPU (first time: a minute and 2.5 GB in the cache)
 	$(BIN)/pytest -m engines tests/engines

@@ -318,7 +318,8 @@ async def test_beside_a_dead_sidecar_and_without_metrics_a_drain_waits_for_who_i
         httpx.AsyncClient(base_url=mute.url, trust_env=False, timeout=None) as http,
         http.stream("POST", "/v1/completions", json=endless) as stream,
     ):
-        await anext(stream.aiter_bytes())
+        chunks = stream.aiter_bytes()
+        await anext(chunks)  # held on to: an iterator that nobody holds closes its connection
         draining = sidecar.drain()
         # Beyond the time after which schedulers have forgotten the instance.
         with pytest.raises(subprocess.TimeoutExpired):
