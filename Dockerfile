@@ -21,7 +21,7 @@ COPY images images
 COPY requirements.lock pyproject.toml ./
 
 FROM build AS wheel
-# `--build-arg COMPILED=1` compiles the way of a request, which then takes less CPU (docs/adr/0015).
+# `--build-arg COMPILED=1` compiles the way of a request: an experiment, not for use yet (docs/adr/0015).
 ARG COMPILED=
 RUN test -z "$COMPILED" || { apt-get update -qq && apt-get install -qq --no-install-recommends gcc libc6-dev; }
 RUN python3 -m venv /opt/build && sh images/install.sh /opt/build $(test -z "$COMPILED" && echo --build || echo --compile)

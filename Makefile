@@ -48,7 +48,7 @@ e2e-cluster-stop: $(STAMP) ## take it down again
 	$(BIN)/python -m e2e.cluster stop
 
 .PHONY: compile test-compiled
-compile: $(COMPILED) ## compile the way of a request into build/compiled, as images can have it (needs a C compiler)
+compile: $(COMPILED) ## an experiment, not for use: the way of a request compiled into build/compiled (needs a C compiler)
 
 $(COMPILED): $(STAMP) hatch_build.py $(shell find core scheduler -name '*.py' -o -name '*.lua')
 	$(BIN)/python hatch_build.py $@
