@@ -243,15 +243,18 @@ class Sidecar:
         )
 
     async def _keep_registered(self, report: EngineReport | None) -> None:
-        if self.instance is not None:
+        instance = self.instance
+        if instance is not None:
             try:
-                state = await self.registry.heartbeat(self.instance.id, self.instance.epoch, report)
+                state = await self.registry.heartbeat(instance.id, instance.epoch, report)
             except StaleEpochError:
-                _log.warning("the registration was lost", epoch=self.instance.epoch)
-                self.instance = None
+                # Meanwhile it may have been given up on purpose, to be registered anew.
+                if self.instance is instance:
+                    _log.warning("the registration was lost", epoch=instance.epoch)
+                    self.instance = None
             else:
                 if self.draining and state is InstanceState.READY:
-                    await self.registry.mark(self.instance.id, InstanceState.DRAINING)
+                    await self.registry.mark(instance.id, InstanceState.DRAINING)
                 return
         assert self._facts is not None
         resume = self.residency.epoch if self.residency.continues else 0

@@ -81,7 +81,7 @@ async def test_a_long_text_being_tokenised_holds_nobody_else_up(tmp_path: Path) 
     async with engines(engine), gateway(tmp_path, [engine.instance()], **settings) as running:
         member = running.scheduler.services.roster.members["b0"]
         await until(lambda: member.tokenizer_compared is not None)
-        text = "the quick brown fox jumps over the lazy dog. " * 40_000
+        text = "the quick brown fox jumps over the lazy dog. " * 80_000
         long = request_bytes({"prompt": text, "max_tokens": 1})
         client = await RawClient.connect(running.port)
         before = len(engine.legs)
