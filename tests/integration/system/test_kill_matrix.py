@@ -89,7 +89,7 @@ def heals(cluster: Cluster, killed_s: float) -> None:
         cluster.work_in_the_ledger, "the ledger is empty", ended_s + HEALED_WITHIN_S - time.monotonic()
     )
     ledger_s = time.monotonic() - ended_s
-    # Who dies between a request's prefill and its decode leaves staged KV behind, which the engine frees itself.
+    # Who dies between prefill and decode of a request leaves staged KV behind, which the engine frees itself.
     until_none(cluster.engines_at_work, "no engine works for nobody", HEALED_WITHIN_S + STAGED_KV_S)
     blocks = sum(map(len, cluster.indexed_blocks().values()))
     print(
