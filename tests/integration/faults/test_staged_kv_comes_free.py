@@ -95,7 +95,12 @@ async def test_wherever_a_client_leaves_every_block_of_both_engines_comes_free(
     _, prefill, decode = pair
     given_up = prefill.log.read_text().count(GIVEN_UP)
     async with served(tmp_path, pair) as running:
-        for number in range(2):
+        cancelled = running.scheduler.services.metrics.cancellations
+        number = 0
+        # KV may be held for a moment before the gateway has heard of it: who leaves then has left earlier.
+        while cancelled[leaves] < 2:
+            number += 1
+            assert number < 20, cancelled
             # An engine that stands still keeps the request in the phase in which the client shall leave.
             if leaves != "decoding":
                 still = prefill if leaves == "prefilling" else decode
@@ -110,7 +115,7 @@ async def test_wherever_a_client_leaves_every_block_of_both_engines_comes_free(
             client.leave()
             await running.settled()
             await all_blocks_come_free(prefill, decode)
-        assert running.scheduler.services.metrics.cancellations == {leaves: 2}
+        assert sum(cancelled.values()) == number
         assert prefill.log.read_text().count(GIVEN_UP) == given_up
         answer = await running.complete(prompt=list(range(10, 300)), stream=stream)
         assert answer.status_code == 200, "and both serve on"
