@@ -11,6 +11,8 @@ from setups import JOIN_LOAD_BYTES_PER_S, Traces, admitted, placed, timed
 
 from mooncake_core.config.scheduler import AdmissionMode
 from mooncake_simulator.cluster.cluster import ClusterSpec
+from mooncake_simulator.cluster.simulation import simulate
+from mooncake_simulator.workloads import BLOCK_TOKENS
 
 
 @dataclass(frozen=True)
@@ -175,8 +177,6 @@ def overload(traces: Traces) -> Iterator[Row]:
 def speed(traces: Traces) -> Iterator[Row]:
     """12 031 requests on 16 instances, processor seconds of one core."""
     trace = traces.trace("conversation")
-    from mooncake_simulator.cluster.simulation import simulate
-
     alone = timed(lambda: simulate(placed("kv-centric", 16, 16), trace))
     yield Row("seconds for 12 031 requests, placement alone", "goal", "< 3", alone, alone < 3)
     whole = timed(lambda: simulate(admitted(AdmissionMode.PREDICTIVE, 16, 16), trace))
@@ -192,14 +192,9 @@ GROUPS: dict[str, Group] = {
 
 
 def _one_cache(blocks: int | None) -> ClusterSpec:
-    tokens = None if blocks is None else blocks * 512
+    tokens = None if blocks is None else blocks * BLOCK_TOKENS
     return ClusterSpec(1, 64, policy="cache-aware", fetch="none", cache_tokens=tokens)
 
 
 def _effective(traces: Traces, name: str, spec: ClusterSpec, tbt_target_ms: int) -> float:
-    return median(
-        [
-            sum(outcome.effective(30.0, tbt_target_ms / 1e3) for outcome in run.outcomes) / run.requests
-            for run in traces.runs(name, spec)
-        ]
-    )
+    return median([run.goodput_within(30.0, tbt_target_ms / 1e3) for run in traces.runs(name, spec)])

@@ -14,7 +14,7 @@ from mooncake_scheduler.conductor.cost import CostModel
 from mooncake_simulator.cluster.cluster import ClusterSpec
 from mooncake_simulator.cluster.outcome import Result
 from mooncake_simulator.cluster.simulation import simulate
-from mooncake_simulator.workloads import Request, jitter, read_trace
+from mooncake_simulator.workloads import BLOCK_TOKENS, Request, jitter, read_trace
 
 TICK_MS = 3_000
 """The conversation trace was recorded in ticks of 3 s; jittered over one, it becomes what was sent."""
@@ -60,7 +60,7 @@ class Traces:
         trace = self.trace(name)
         for request in trace:
             held = next((at for at, block in enumerate(request.hash_ids) if block not in seen), None)
-            cached = request.input_length if held is None else held * 512
+            cached = request.input_length if held is None else held * BLOCK_TOKENS
             total_s += model.prefill_s(request.input_length, min(cached, request.input_length - 1))
             seen.update(request.hash_ids)
         return total_s / len(trace)

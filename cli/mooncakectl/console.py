@@ -21,6 +21,15 @@ class CommandError(Exception):
         self.exit_code = exit_code
 
 
+def in_seconds(value_s: float | None) -> str:
+    """A time as people read it, to three digits; a dash where nothing was measured."""
+    if value_s is None:
+        return "–"
+    if value_s < 1:
+        return f"{value_s * 1000:.3g} ms"
+    return f"{value_s:.3g} s" if value_s < 100 else f"{value_s:,.0f} s"
+
+
 def report_error(message: str) -> None:
     """Print an error, on stderr and without wrapping: scripts may read it line by line."""
     err.print(f"[red]error:[/] {escape(message)}", soft_wrap=True, highlight=False)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from rich.table import Table
 
+from mooncakectl.console import in_seconds
 from mooncakectl.replay.result import Percentiles, ReplayResult
 
 
@@ -16,7 +17,7 @@ def summary_table(result: ReplayResult) -> Table:
     table.add_column(justify="right")
     table.add_column(style="dim")
 
-    table.add_row("requests", str(result.requests), f"in {_seconds(result.duration_s)}")
+    table.add_row("requests", str(result.requests), f"in {in_seconds(result.duration_s)}")
     table.add_row("completed", *_share(result.completed, result))
     table.add_row("refused", *_share(result.refused, result, result.refused_by_reason))
     table.add_row("failed", *_share(result.failed, result, result.failed_by_reason))
@@ -27,7 +28,7 @@ def summary_table(result: ReplayResult) -> Table:
     table.add_row(
         "goodput",
         f"{result.goodput:.1%}",
-        f"TTFT ≤ {_seconds(result.slo_ttft_s)} and TBT ≤ {_seconds(result.slo_tbt_s)}: "
+        f"TTFT ≤ {in_seconds(result.slo_ttft_s)} and TBT ≤ {in_seconds(result.slo_tbt_s)}: "
         f"{result.goodput_requests_per_s:.2f} requests/s",
     )
     table.add_row("TTFT", *_latency(result.ttft))
@@ -54,7 +55,7 @@ def _time(result: ReplayResult) -> str:
             f"times are model seconds, arrivals {pace:.2f} × the trace's"
         )
     if result.late_s > 0.1:
-        said += f"; this client was up to {_seconds(result.late_s)} late"
+        said += f"; this client was up to {in_seconds(result.late_s)} late"
     return said
 
 
@@ -68,12 +69,6 @@ def _latency(values: Percentiles) -> tuple[str, str]:
     if values.p50_s is None or values.p90_s is None or values.p99_s is None or values.mean_s is None:
         return "–", ""
     return (
-        f"P90 {_seconds(values.p90_s)}",
-        f"mean {_seconds(values.mean_s)}  P50 {_seconds(values.p50_s)}  P99 {_seconds(values.p99_s)}",
+        f"P90 {in_seconds(values.p90_s)}",
+        f"mean {in_seconds(values.mean_s)}  P50 {in_seconds(values.p50_s)}  P99 {in_seconds(values.p99_s)}",
     )
-
-
-def _seconds(value_s: float) -> str:
-    if value_s < 1:
-        return f"{value_s * 1000:.3g} ms"
-    return f"{value_s:.3g} s" if value_s < 100 else f"{value_s:,.0f} s"

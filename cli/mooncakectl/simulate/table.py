@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from rich.table import Table
 
+from mooncakectl.console import in_seconds
 from mooncakectl.simulate.runs import Answer
 
 
@@ -29,9 +30,9 @@ def answers_table(answers: Sequence[Answer], trace: str, seeds: int) -> Table:
             f"[bold]{goodput:.1%}[/]" if len(answers) > 1 and goodput == best else f"{goodput:.1%}",
             f"{figures['refused'] or 0:.0f}",
             f"{figures['token_hit_rate'] or 0:.3f}",
-            _seconds(figures["ttft_p90_s"]),
-            _seconds(figures["ttft_mean_s"]),
-            _seconds(figures["tbt_p90_s"]),
+            in_seconds(figures["ttft_p90_s"]),
+            in_seconds(figures["ttft_mean_s"]),
+            in_seconds(figures["tbt_p90_s"]),
             f"{figures['prefill_utilisation'] or 0:.0%}",
             f"{figures['decode_utilisation'] or 0:.0%}",
         )
@@ -46,11 +47,3 @@ def _set_up(answer: Answer) -> dict[str, str]:
         "policy": spec.policy,
         "admission": spec.admission.value,
     }
-
-
-def _seconds(value_s: float | None) -> str:
-    if value_s is None:
-        return "–"
-    if value_s < 1:
-        return f"{value_s * 1000:.3g} ms"
-    return f"{value_s:.3g} s" if value_s < 100 else f"{value_s:,.0f} s"

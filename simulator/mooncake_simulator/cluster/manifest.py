@@ -9,7 +9,6 @@ from mooncake_core.api.scalars import duration_s, quantity
 from mooncake_core.api.slo import SloTarget
 from mooncake_core.config.scheduler import AdmissionMode
 from mooncake_core.profiles import LLAMA3_70B_A800, PROFILES
-from mooncake_scheduler.conductor.cost import CostModel
 from mooncake_simulator.cluster.cluster import ClusterSpec
 
 
@@ -35,7 +34,6 @@ def spec_of(cluster: MooncakeCluster) -> ClusterSpec:
             "spec.prefillPools and one into spec.decodePools"
         )
     profile = LLAMA3_70B_A800 if spec.engine.profile is None else PROFILES[spec.engine.profile]
-    per_token = CostModel.from_profile(profile).kv_bytes_per_token
     store_bytes = sum(pool.replicas * quantity(pool.segment_size) for pool in spec.kv_cache_pools)
     return ClusterSpec(
         prefill=prefill,
@@ -48,7 +46,7 @@ def spec_of(cluster: MooncakeCluster) -> ClusterSpec:
         tbt_target_s=_seconds(spec.slo.tbt, "tbt"),
         fetch="store" if spec.kv_cache_pools else "none",
         cache_tokens=profile.kv_capacity_tokens,
-        store_tokens=int(store_bytes / per_token) if spec.kv_cache_pools else None,
+        store_tokens=int(store_bytes / profile.kv_bytes_per_token) if spec.kv_cache_pools else None,
     )
 
 

@@ -88,13 +88,19 @@ class Result:
     @property
     def goodput(self) -> float:
         """Share of requests that finished inside both targets."""
-        return sum(map(self._effective, self.outcomes)) / max(1, self.requests)
+        return self.goodput_within(self.ttft_target_s, self.tbt_target_s)
+
+    def goodput_within(self, ttft_target_s: float | None, tbt_target_s: float | None) -> float:
+        """The share that would have been inside other targets: those of the run decided who was admitted."""
+        effective = sum([outcome.effective(ttft_target_s, tbt_target_s) for outcome in self.outcomes])
+        return effective / max(1, self.requests)
 
     @property
     def token_goodput(self) -> float:
         """The same, weighed by prompt and output tokens."""
         total = sum(outcome.tokens for outcome in self.outcomes)
-        return sum(o.tokens for o in self.outcomes if self._effective(o)) / max(1, total)
+        targets = self.ttft_target_s, self.tbt_target_s
+        return sum(o.tokens for o in self.outcomes if o.effective(*targets)) / max(1, total)
 
     @property
     def token_hit_rate(self) -> float:
@@ -126,6 +132,3 @@ class Result:
     def ttft_percentile_s(self, share: float) -> float:
         """The TTFT that this share of the requests does not exceed."""
         return percentile(self.ttfts_s(), share)
-
-    def _effective(self, outcome: Outcome) -> bool:
-        return outcome.effective(self.ttft_target_s, self.tbt_target_s)
