@@ -33,6 +33,13 @@ def spec_of(cluster: MooncakeCluster) -> ClusterSpec:
             f"{cluster.metadata.name}: nothing to simulate: write at least one replica into "
             "spec.prefillPools and one into spec.decodePools"
         )
+    for field, pools in (("prefillPools", spec.prefill_pools), ("decodePools", spec.decode_pools)):
+        for position, pool in enumerate(pools):
+            if pool.instance.size > 1:
+                raise NotSimulatedError(
+                    f"spec.{field}[{position}].instance.size: instances of several Pods are not yet "
+                    "simulated; write 1"
+                )
     profile = LLAMA3_70B_A800 if spec.engine.profile is None else PROFILES[spec.engine.profile]
     store_bytes = sum(pool.replicas * quantity(pool.segment_size) for pool in spec.kv_cache_pools)
     return ClusterSpec(

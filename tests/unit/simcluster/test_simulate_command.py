@@ -86,3 +86,10 @@ def test_a_cluster_without_a_side_cannot_be_simulated(trace: Path, tmp_path: Pat
     code, _, complained = _run("-f", manifest, "--trace", trace)
     assert code == 1
     assert "quickstart: nothing to simulate: write at least one replica into spec.prefillPools" in complained
+
+
+def test_instances_of_several_pods_are_refused_rather_than_taken_for_one_pod(trace: Path) -> None:
+    code, printed, complained = _run("-f", QUICKSTART.with_name("multi-pod.yaml"), "--trace", trace)
+    assert code == 1
+    assert not printed
+    assert "instance.size: instances of several Pods are not yet simulated; write 1" in complained
