@@ -4,6 +4,7 @@ from mooncake_core.ledger.contract import InstanceLoad, Ledger, Limits, RefusalR
 from mooncake_core.ledger.memory import MemoryLedger
 from mooncake_core.ledger.reading import ledger_prefix, promised
 from mooncake_core.ledger.redis import RedisLedger
+from mooncake_core.ledger.share import Waiting
 
 __all__ = [
     "InstanceLoad",
@@ -13,6 +14,7 @@ __all__ = [
     "RedisLedger",
     "RefusalReason",
     "Reservation",
+    "Waiting",
     "ledger_prefix",
     "promised",
 ]

@@ -23,23 +23,32 @@ class Sum:
         queue = shares[0].queue if len(shares) == 1 else tuple(merge(*(share.queue for share in shares)))
         self._came_s, self._head_us = queue[0] if queue else (inf, 0)
         self._queued_us = sum([cost_us for _, cost_us in queue])
+        waiting = shares[0].waiting
+        if len(shares) > 1:
+            waiting = tuple(sorted([each for share in shares for each in share.waiting]))
+        if waiting:
+            self._queued_us += sum([each.cost_us for each in waiting])
         if len(shares) == 1:
             one = shares[0]
             self._still = InstanceLoad(
-                0.0, len(queue), one.batch, one.arriving, one.kv_tokens, one.prefill_ends, one.decode_ends
-            )
+                0.0, len(queue) + len(waiting), one.batch, one.arriving, one.kv_tokens, one.prefill_ends,
+                one.decode_ends, waiting,
+            )  # fmt: skip
             return
         self._still = InstanceLoad(
-            queued=len(queue),
+            queued=len(queue) + len(waiting),
             batch=sum(share.batch for share in shares),
             arriving=sum(share.arriving for share in shares),
             kv_tokens=sum(share.kv_tokens for share in shares),
             prefill_ends=_add_ends([share.prefill_ends for share in shares]),
             decode_ends=_add_ends([share.decode_ends for share in shares]),
+            waiting=waiting,
         )
 
     def queued_us(self, now_s: float, since_s: float) -> int:
         """Microseconds of prefill still ahead: one that overruns its prediction is about to end.
+
+        Only the oldest of those handed to the instance runs.
 
         Args:
             now_s: The moment.
@@ -62,6 +71,7 @@ class Sum:
             still.kv_tokens,
             still.prefill_ends,
             still.decode_ends,
+            still.waiting,
         )
 
     @property
@@ -96,7 +106,7 @@ class Board:
     def __init__(self) -> None:
         self.book = Book()
         self.since_s: dict[str, float] = {}
-        """Since when the oldest prefill of an instance is the oldest; absent = since it was reserved."""
+        """Since when the oldest prefill under way is the oldest; absent = since it was handed over."""
         self._peers: dict[str, dict[str, Share]] = {}
         self._sums: dict[str, Sum] = {}
         self._touched: set[str] = set()
@@ -115,6 +125,10 @@ class Board:
         if limits.kv_tokens and decode.kv_tokens + reservation.kv_tokens > limits.kv_tokens:
             return RefusalReason.KV_MEMORY
         return None
+
+    def begin_prefill(self, reservation_id: str, now_s: float) -> Entry | None:
+        """The turn of a prefill of the own book has come; None when it did not wait, or is unknown."""
+        return self.book.begin_prefill(reservation_id, now_s)
 
     def finish_prefill(self, reservation_id: str, now_s: float) -> Entry | None:
         """A prefill of the own book ended; None when that was known, or it is unknown."""
@@ -163,7 +177,7 @@ class Board:
             share = shares.get(entry.queue)
             if share is not None and share.queue:
                 oldest_s = min(oldest_s, share.queue[0][0])
-        if entry.reserved_s <= oldest_s:
+        if entry.begun_s <= oldest_s:
             self.since_s[entry.queue] = now_s
 
     def _add_up(self) -> None:

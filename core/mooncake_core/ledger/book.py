@@ -12,7 +12,7 @@ from math import inf
 import msgspec
 
 from mooncake_core.ledger.contract import BUCKET_S, Reservation
-from mooncake_core.ledger.share import Ends, Queued, Share
+from mooncake_core.ledger.share import Ends, Queued, Share, Waiting
 
 
 class Entry(msgspec.Struct, gc=False):
@@ -22,6 +22,8 @@ class Entry(msgspec.Struct, gc=False):
     reserved_s: float
     cost_us: int
     decode_bucket: int
+    begun_s: float
+    """When its prefill was handed to its instance; inf = it waits for its turn."""
     prefilling: bool = True
 
     @property
@@ -43,10 +45,14 @@ def bucket_of(at_s: float) -> int:
 class _Tally:
     """The sums of one incarnation at one instance."""
 
-    __slots__ = ("arriving", "batch", "decode_ends", "kv_tokens", "prefill_ends", "queue", "share")
+    __slots__ = (
+        "arriving", "batch", "decode_ends", "kv_tokens", "prefill_ends", "queue", "share",
+        "waiting",
+    )  # fmt: skip
 
     def __init__(self) -> None:
         self.queue: dict[str, Queued] = {}
+        self.waiting: dict[str, Waiting] = {}
         self.batch = 0
         self.arriving = 0
         self.kv_tokens = 0
@@ -56,7 +62,7 @@ class _Tally:
 
     @property
     def empty(self) -> bool:
-        return not (self.queue or self.batch or self.arriving)
+        return not (self.queue or self.waiting or self.batch or self.arriving)
 
 
 def _count(ends: dict[int, tuple[int, int]], bucket: int, requests: int, kv_tokens: int) -> None:
@@ -117,15 +123,30 @@ class Book:
             # Never 0: a queued prefill must show in the sum that is kept by instance in Redis.
             max(1, microseconds(reservation.prefill_cost_s)),
             bucket_of(reservation.decode_end_s),
+            inf if reservation.waits else now_s,
         )
         self._entries[reservation.id] = entry
         decode = self._tally(reservation.decode)
         queue = self._tally(reservation.prefill) if reservation.prefill else decode
-        queue.queue[reservation.id] = (now_s, entry.cost_us)
+        if reservation.waits:
+            queue.waiting[reservation.id] = Waiting(now_s, entry.cost_us, reservation.latest_end_s)
+        else:
+            queue.queue[reservation.id] = (now_s, entry.cost_us)
         decode.arriving += 1
         decode.kv_tokens += reservation.kv_tokens
         _count(decode.prefill_ends, bucket_of(reservation.prefill_end_s), 1, reservation.kv_tokens)
         _count(decode.decode_ends, entry.decode_bucket, 1, reservation.kv_tokens)
+        return entry
+
+    def begin_prefill(self, reservation_id: str, now_s: float) -> Entry | None:
+        """A prefill that waited is handed to its instance; None when it did not wait, or is unknown."""
+        entry = self._entries.get(reservation_id)
+        if entry is None or not entry.prefilling or entry.begun_s != inf:
+            return None
+        queue = self._tally(entry.queue)
+        del queue.waiting[reservation_id]
+        queue.queue[reservation_id] = (now_s, entry.cost_us)
+        entry.begun_s = now_s
         return entry
 
     def finish_prefill(self, reservation_id: str, now_s: float) -> Entry | None:
@@ -137,7 +158,7 @@ class Book:
         if entry is None or not entry.prefilling:
             return None
         reservation = entry.reservation
-        decode = self._leave_prefill(reservation)
+        decode = self._leave_prefill(entry)
         entry.prefilling = False
         decode.batch += 1
         _count(decode.decode_ends, entry.decode_bucket, -1, -reservation.kv_tokens)
@@ -154,7 +175,7 @@ class Book:
             return None
         reservation = entry.reservation
         if entry.prefilling:
-            decode = self._leave_prefill(reservation)
+            decode = self._leave_prefill(entry)
         else:
             decode = self._tally(reservation.decode)
             decode.batch -= 1
@@ -163,7 +184,7 @@ class Book:
         return entry
 
     def oldest_s(self, instance: str) -> float:
-        """When the oldest prefill queued at an instance was reserved; inf without one."""
+        """When the oldest prefill under way at an instance was handed to it; inf without one."""
         tally = self._tallies.get(instance)
         return next(iter(tally.queue.values()))[0] if tally is not None and tally.queue else inf
 
@@ -187,14 +208,19 @@ class Book:
                 tally.kv_tokens,
                 sorted_ends(tally.prefill_ends),
                 sorted_ends(tally.decode_ends),
+                tuple(tally.waiting.values()),
             )
         return tally.share
 
-    def _leave_prefill(self, reservation: Reservation) -> _Tally:
+    def _leave_prefill(self, entry: Entry) -> _Tally:
         """Take a prefill out of its queue; returns the tally of the decode instance."""
+        reservation = entry.reservation
         decode = self._tally(reservation.decode)
         queue = self._tally(reservation.prefill) if reservation.prefill else decode
-        del queue.queue[reservation.id]
+        if entry.begun_s == inf:
+            del queue.waiting[reservation.id]
+        else:
+            del queue.queue[reservation.id]
         decode.arriving -= 1
         _count(decode.prefill_ends, bucket_of(reservation.prefill_end_s), -1, -reservation.kv_tokens)
         return decode

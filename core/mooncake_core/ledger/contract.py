@@ -14,6 +14,8 @@ from typing import Protocol
 
 import msgspec
 
+from mooncake_core.ledger.share import Waiting
+
 BUCKET_S = 0.1
 """Width of the buckets in which predicted ends are counted."""
 
@@ -43,6 +45,10 @@ class Reservation(msgspec.Struct, frozen=True, gc=False):
     decode_end_s: float
     """When its last token is predicted."""
     tenant: str = "default"
+    waits: bool = False
+    """Its prefill is held back until its turn comes (`Ledger.prefill_begun`); else it is sent at once."""
+    latest_end_s: float = inf
+    """When its prefill has to have ended, as was promised; inf = nothing was."""
 
 
 class Limits(msgspec.Struct, frozen=True, gc=False):
@@ -60,7 +66,7 @@ class InstanceLoad(msgspec.Struct, frozen=True, gc=False):
     """Work promised to one instance and not yet finished, at one moment."""
 
     queued_s: float = 0.0
-    """Predicted prefill seconds still ahead; the one that runs is counted down."""
+    """Predicted prefill seconds still ahead, handed over or not; the one that runs is counted down."""
     queued: int = 0
     """Prefills promised and not finished."""
     batch: int = 0
@@ -73,6 +79,16 @@ class InstanceLoad(msgspec.Struct, frozen=True, gc=False):
     """(bucket, requests, KV tokens) of those arriving, by when their prefill is predicted to end."""
     decode_ends: Sequence[tuple[int, int, int]] = ()
     """(bucket, requests, KV tokens) of all promised here, by when their decode is predicted to end."""
+    waiting: Sequence[Waiting] = ()
+    """Of the prefills queued, those not yet handed to the instance, by when they were reserved."""
+
+    @property
+    def handed_over_s(self) -> float:
+        """Of `queued_s`, what was handed to the instance and is still ahead."""
+        waiting = self.waiting
+        if not waiting:
+            return self.queued_s
+        return max(0.0, self.queued_s - sum([each.cost_us for each in waiting]) / 1e6)
 
 
 class Ledger(Protocol):
@@ -83,6 +99,9 @@ class Ledger(Protocol):
 
         `ttft` for the queue bound, `tbt` for the batch bound, `kv_memory` for the KV bound.
         """
+
+    def prefill_begun(self, reservation_id: str, now_s: float) -> None:
+        """The turn of a prefill that `waits` has come: it was handed to its instance. Idempotent."""
 
     def prefill_finished(self, reservation_id: str, now_s: float) -> None:
         """The prefill ended: its seconds leave the queue, the request counts as decoding. Idempotent."""

@@ -25,6 +25,9 @@ class MemoryLedger:
             self._board.book.add(reservation, now_s)
         return refused
 
+    def prefill_begun(self, reservation_id: str, now_s: float) -> None:
+        self._board.begin_prefill(reservation_id, now_s)
+
     def prefill_finished(self, reservation_id: str, now_s: float) -> None:
         self._board.finish_prefill(reservation_id, now_s)
 

@@ -17,6 +17,7 @@ from mooncake_core.ledger.contract import InstanceLoad, Limits, RefusalReason, R
 from mooncake_core.ledger.scripts import (
     BATCH_FULL,
     BEAT,
+    BEGIN,
     END,
     KV_FULL,
     LEAVE,
@@ -137,6 +138,12 @@ class RedisLedger:
             self._unsure = True
         return refused
 
+    def prefill_begun(self, reservation_id: str, now_s: float) -> None:
+        entry = self._board.begin_prefill(reservation_id, now_s)
+        if entry is None:
+            return
+        self._send(BEGIN, entry.reservation.id, repr(now_s), entry.queue, entry.cost_us)
+
     def prefill_finished(self, reservation_id: str, now_s: float) -> None:
         entry = self._board.finish_prefill(reservation_id, now_s)
         if entry is not None:
@@ -202,6 +209,7 @@ class RedisLedger:
             -1 if limits.queued_s == inf else microseconds(limits.queued_s),
             limits.batch,
             limits.kv_tokens,
+            b"+inf" if reservation.waits else repr(now_s),
         )
         try:
             reply = await self._client.eval(RESERVE, self._keys, arguments, timeout_s=self._budget_s)
@@ -215,24 +223,24 @@ class RedisLedger:
         return int(reply), generation
 
     def _tell(self, entry: Entry, now_s: float, *, leaves_prefill: bool, ends: bool) -> None:
+        reservation = entry.reservation
+        self._send(
+            END,
+            reservation.id,
+            repr(now_s),
+            entry.queue if leaves_prefill else b"",
+            entry.cost_us if leaves_prefill else b"",
+            reservation.decode if ends else b"",
+            reservation.kv_tokens if ends else b"",
+        )
+
+    def _send(self, script: Script, *arguments: str | int | bytes) -> None:
         """Send a change without waiting; where that fails the whole table is posted later."""
         if self._unsure or self._closed:
             return
-        reservation = entry.reservation
         try:
             self._client.send_nowait(
-                b"EVALSHA",
-                END.sha,
-                1,
-                self._key,
-                self.incarnation,
-                self._generation,
-                reservation.id,
-                repr(now_s),
-                entry.queue if leaves_prefill else b"",
-                entry.cost_us if leaves_prefill else b"",
-                reservation.decode if ends else b"",
-                reservation.kv_tokens if ends else b"",
+                b"EVALSHA", script.sha, 1, self._key, self.incarnation, self._generation, *arguments
             )
         except ConnectionError:
             self._unsure = True
@@ -254,7 +262,7 @@ class RedisLedger:
         for entry in self._board.book.entries():
             reservation = entry.reservation
             if entry.prefilling:
-                prefills.append((entry.queue, repr(entry.reserved_s), reservation.id, str(entry.cost_us)))
+                prefills.append((entry.queue, repr(entry.begun_s), reservation.id, str(entry.cost_us)))
             requests, kv_tokens = decodes.get(reservation.decode, (0, 0))
             decodes[reservation.decode] = (requests + 1, kv_tokens + reservation.kv_tokens)
         since = [(instance, repr(since_s)) for instance, since_s in self._board.since_s.items()]
@@ -264,8 +272,9 @@ class RedisLedger:
         self._unsure = False
         posting = (b"EVAL", POST.source, 1, self._key, self.incarnation, self._generation, self._ttl_ms)
         try:
-            # `send_nowait` cannot answer "no such script", so Redis is told the script that it will name.
-            await self._client.call_many([(b"SCRIPT", b"LOAD", END.source), (*posting, table)])
+            # `send_nowait` cannot answer "no such script", so Redis is told the scripts that it will name.
+            named = [(b"SCRIPT", b"LOAD", script.source) for script in (BEGIN, END)]
+            await self._client.call_many([*named, (*posting, table)])
         except BaseException as error:
             self._unsure = True
             if isinstance(error, ReplyError):

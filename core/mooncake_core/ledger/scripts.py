@@ -7,7 +7,7 @@ Below one prefix (a hash tag, so that all lie in one slot):
 - `row:<inc>`       hash: `gen` (which posting of the incarnation's table this is), and by instance `q:`
                     queued microseconds of prefill, `n:` requests promised to decode, `k:` their KV tokens
 - `queue:<inst>`    sorted set of prefills not finished at an instance: `<inc>|<reservation>|<microseconds>`,
-                    by when they were reserved
+                    by when they were handed to it; those whose turn has not come stand at +inf
 - `since`           hash: since when the oldest prefill of an instance is the oldest (seconds)
 - `snap:<inc>`      hash: `v` version and `b` msgpack of {instance: Share}: what peers show in `loads()`
 
@@ -67,7 +67,7 @@ for _, each in ipairs(redis.call('SMEMBERS', p .. 'incs')) do
 end
 if most_queued >= 0 then
   local first = redis.call('ZRANGE', p .. 'queue:' .. queue, 0, 0, 'WITHSCORES')
-  if first[1] then
+  if first[1] and first[2] ~= 'inf' then
     local since = tonumber(redis.call('HGET', p .. 'since', queue) or 0)
     local ran = math.floor((tonumber(now) - math.max(since, tonumber(first[2]))) * 1e6 + 0.5)
     queued = queued - math.min(tonumber(string.match(first[1], '|(%d+)$')), math.max(0, ran))
@@ -76,7 +76,7 @@ if most_queued >= 0 then
 end
 if most_batch > 0 and promised + 1 > most_batch then return 2 end
 if most_kv > 0 and tokens + tonumber(kv) > most_kv then return 3 end
-redis.call('ZADD', p .. 'queue:' .. queue, now, inc .. '|' .. rid .. '|' .. cost)
+redis.call('ZADD', p .. 'queue:' .. queue, ARGV[12], inc .. '|' .. rid .. '|' .. cost)
 redis.call('HINCRBY', row, 'q:' .. queue, cost)
 redis.call('HINCRBY', row, 'n:' .. decode, 1)
 redis.call('HINCRBY', row, 'k:' .. decode, kv)
@@ -84,7 +84,18 @@ return 0
 """
 )
 """ARGV: inc, gen, reservation, queue instance, cost in microseconds, decode instance, KV tokens, now in
-seconds, then the bounds: queued microseconds (-1 = none), batch (0 = none), KV tokens (0 = none)."""
+seconds, then the bounds: queued microseconds (-1 = none), batch (0 = none), KV tokens (0 = none); at last
+when it is handed to its instance (+inf = it waits for its turn)."""
+
+BEGIN = Script(
+    """
+local p, inc, gen, rid, now, queue, cost = KEYS[1], unpack(ARGV)
+if redis.call('HGET', p .. 'row:' .. inc, 'gen') ~= gen then return 9 end
+redis.call('ZADD', p .. 'queue:' .. queue, 'XX', now, inc .. '|' .. rid .. '|' .. cost)
+return 0
+"""
+)
+"""ARGV: inc, gen, reservation, now, queue instance, cost in microseconds."""
 
 END = Script(
     """
@@ -141,7 +152,7 @@ end
 return 0
 """
 )
-"""ARGV: inc, gen, heartbeat's life in ms, and msgpack of [[queue instance, reserved at, reservation,
+"""ARGV: inc, gen, heartbeat's life in ms, and msgpack of [[queue instance, handed over at, reservation,
 microseconds], …], [[decode instance, requests, KV tokens], …], [[queue instance, since], …], numbers of the
 first and the last as text. Replaces all that the incarnation holds."""
 

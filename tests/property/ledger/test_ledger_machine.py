@@ -49,6 +49,8 @@ def an_ask(chance: Random) -> dict[str, Any]:
         "queue_slack_s": chance.choice([inf, inf, 1.0, 0.0, -1 / 8]),
         "batch_slack": chance.choice([None, None, None, 0, -1]),
         "kv_slack": chance.choice([None, None, None, 0, -1]),
+        "waits": chance.random() < 0.4,
+        "promised_s": chance.choice([inf, 0.0, 5.0]),
     }
 
 
@@ -58,6 +60,7 @@ class Held:
 
     reservation: Reservation
     reserved_s: float
+    begun_s: float
     prefilling: bool = True
     decode_end_s: float = 0.0
 
@@ -112,22 +115,28 @@ class LedgerMachine(RuleBasedStateMachine):
         waiting = [
             h for h in (self.known() if held is None else held) if h.prefilling and h.queue == instance
         ]
-        return sorted(waiting, key=lambda h: h.reserved_s)
+        return sorted(waiting, key=lambda h: (h.begun_s, h.reserved_s))
+
+    def under_way(self, instance: str) -> list[Held]:
+        return [h for h in self.queue(instance) if h.begun_s < inf]
 
     def queued_s(self, instance: str) -> float:
         queue = self.queue(instance)
         if not queue:
             return 0.0
+        total_s = sum(h.reservation.prefill_cost_s for h in queue)
         head = queue[0]
-        ran_s = self.now_s - max(head.reserved_s, self.since.get(instance, 0.0))
-        return sum(h.reservation.prefill_cost_s for h in queue) - min(head.reservation.prefill_cost_s, ran_s)
+        if head.begun_s == inf:
+            return total_s
+        ran_s = self.now_s - max(head.begun_s, self.since.get(instance, 0.0))
+        return total_s - min(head.reservation.prefill_cost_s, ran_s)
 
     def changing_heads(self) -> dict[str, Held | None]:
-        return {i: next(iter(self.queue(i)), None) for i in PREFILLS + DECODES}
+        return {i: next(iter(self.under_way(i)), None) for i in PREFILLS + DECODES}
 
     def heads_changed(self, before: dict[str, Held | None]) -> None:
         for instance, head in before.items():
-            is_now = next(iter(self.queue(instance)), None)
+            is_now = next(iter(self.under_way(instance)), None)
             if is_now is None:
                 self.since.pop(instance, None)
                 self.blurred.discard(instance)
@@ -148,13 +157,17 @@ class LedgerMachine(RuleBasedStateMachine):
     def reserve(
         self, who: int, prefill: str | None, decode: str, cost_s: float, kv: int, delay_s: float,
         lasts_s: float, queue_slack_s: float, batch_slack: int | None, kv_slack: int | None,
+        waits: bool, promised_s: float,
     ) -> None:  # fmt: skip
         scheduler = self.schedulers[who % len(self.schedulers)]
         self.now_s += 1 / 8
         self.returns(scheduler)
         arrives_s = self.now_s + delay_s
         name = f"r{next(self.ids)}"
-        wanted = Reservation(name, prefill, cost_s, decode, kv, arrives_s, arrives_s + lasts_s)
+        wanted = Reservation(
+            name, prefill, cost_s, decode, kv, arrives_s, arrives_s + lasts_s,
+            waits=waits, latest_end_s=self.now_s + promised_s,
+        )  # fmt: skip
         there = [h for h in self.known() if h.reservation.decode == decode]
         tokens = sum(h.reservation.kv_tokens for h in there)
         queued_s = self.queued_s(prefill or decode)
@@ -175,7 +188,8 @@ class LedgerMachine(RuleBasedStateMachine):
             expected = RefusalReason.KV_MEMORY
         assert self.run(scheduler.ledger.reserve(wanted, limits, self.now_s)) == expected
         if expected is None:
-            scheduler.held[wanted.id] = Held(wanted, self.now_s, decode_end_s=wanted.decode_end_s)
+            begun_s = inf if waits else self.now_s
+            scheduler.held[wanted.id] = Held(wanted, self.now_s, begun_s, decode_end_s=wanted.decode_end_s)
 
     @rule(seed=st.integers(0, 1 << 32), many=st.integers(1, 4))
     def requests_come(self, seed: int, many: int) -> None:
@@ -197,6 +211,20 @@ class LedgerMachine(RuleBasedStateMachine):
                 self.request_ends(each)
             else:
                 self.prefill_finishes(each)
+
+    @rule(which=st.integers(0, 3))
+    def turn_comes(self, which: int) -> None:
+        """A prefill that waited is handed over; said twice it counts once."""
+        waits = [(s, n) for s in self.schedulers for n, h in s.held.items() if h.prefilling]
+        waits = [(s, n) for s, n in waits if s.held[n].begun_s == inf]
+        if not waits:
+            return
+        self.now_s += 1 / 8
+        scheduler, name = waits[which % len(waits)]
+        scheduler.ledger.prefill_begun(name, self.now_s)
+        scheduler.ledger.prefill_begun(name, self.now_s + 1)
+        self.settle(scheduler)
+        scheduler.held[name].begun_s = self.now_s
 
     def prefill_finishes(self, which: int) -> None:
         if (choice := self.some(which, prefilling=True)) is None:
@@ -247,11 +275,21 @@ class LedgerMachine(RuleBasedStateMachine):
             assert load.decode_ends == tuple((b, *expected[b]) for b in sorted(expected))
             queue = self.queue(instance)
             assert load.queued == len(queue)
+            assert list(load.waiting) == [
+                (h.reserved_s, round(h.reservation.prefill_cost_s * 1e6), h.reservation.latest_end_s)
+                for h in queue
+                if h.begun_s == inf
+            ]
+            if not load.waiting:
+                assert load.handed_over_s == load.queued_s
+            elif len(load.waiting) == load.queued:
+                assert load.handed_over_s == 0
             if instance not in self.blurred:
                 assert load.queued_s == pytest.approx(self.queued_s(instance))
             else:
                 total_s = sum(h.reservation.prefill_cost_s for h in queue)
-                head_s = queue[0].reservation.prefill_cost_s if queue else 0.0
+                under_way = self.under_way(instance)
+                head_s = under_way[0].reservation.prefill_cost_s if under_way else 0.0
                 assert total_s - head_s - 1e-5 <= load.queued_s <= total_s + 1e-5
 
     def teardown(self) -> None:
@@ -340,7 +378,7 @@ class RedisLedgerMachine(LedgerMachine):
         assert scheduler.ledger.reserve_locally(wanted, Limits(), self.now_s) is None
         self.returns(scheduler)
         before = self.changing_heads()
-        scheduler.held[wanted.id] = Held(wanted, self.now_s, decode_end_s=wanted.decode_end_s)
+        scheduler.held[wanted.id] = Held(wanted, self.now_s, self.now_s, decode_end_s=wanted.decode_end_s)
         self.run(scheduler.ledger.refresh(self.now_s))
         self.heads_changed(before)
 
