@@ -21,12 +21,9 @@ COPY images images
 COPY requirements.lock pyproject.toml ./
 
 FROM build AS wheel
-# `--build-arg COMPILED=1` compiles the way of a request: an experiment, not for use yet (docs/adr/0015).
-ARG COMPILED=
-RUN test -z "$COMPILED" || { apt-get update -qq && apt-get install -qq --no-install-recommends gcc libc6-dev; }
-RUN python3 -m venv /opt/build && sh images/install.sh /opt/build $(test -z "$COMPILED" && echo --build || echo --compile)
+RUN python3 -m venv /opt/build && sh images/install.sh /opt/build --build
 COPY . .
-RUN HATCH_BUILD_HOOK_ENABLE_CUSTOM=${COMPILED:+true} /opt/build/bin/pip wheel --no-deps --no-build-isolation --wheel-dir /wheel .
+RUN /opt/build/bin/pip wheel --no-deps --no-build-isolation --wheel-dir /wheel .
 
 FROM build AS operator-dependencies
 RUN sh images/install.sh /opt/mooncake operator

@@ -5,7 +5,6 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-COMPILED := build/compiled
 
 .PHONY: help setup demo test test-apiserver test-engines e2e e2e-programs e2e-cluster e2e-cluster-stop bench-acceptance bench-router bench-index bench-reconcile check fix crds lock clean
 
@@ -47,20 +46,10 @@ e2e-cluster: $(STAMP) ## start that cluster, keep it up, and print what to type
 e2e-cluster-stop: $(STAMP) ## take it down again
 	$(BIN)/python -m e2e.cluster stop
 
-.PHONY: compile test-compiled
-compile: $(COMPILED) ## an experiment, not for use: the way of a request compiled into build/compiled (needs a C compiler)
-
-$(COMPILED): $(STAMP) hatch_build.py $(shell find core scheduler -name '*.py' -o -name '*.lua')
-	$(BIN)/python hatch_build.py $@
-
-test-compiled: $(COMPILED) ## run the tests of what is compiled against it
-	PYTHONPATH=$(CURDIR)/$(COMPILED) $(BIN)/pytest -n 2 --dist loadfile $(addprefix tests/unit/,conductor gateway index ledger policies scheduler) \
-	  $(addprefix tests/property/,blocks conductor gateway index ledger) $(addprefix tests/integration/,faults gateway index ledger resp)
-
 bench-acceptance: $(STAMP) ## 1 000 requests of the paper's trace through the quickstart, six times (15 minutes)
 	$(BIN)/python -P benchmarks/acceptance
 
-bench-router: $(STAMP) ## CPU per request beside vllm-router (compiled: make compile, then PYTHONPATH=$PWD/build/compiled)
+bench-router: $(STAMP) ## CPU per request beside vllm-router
 	$(BIN)/python benchmarks/router
 
 bench-index: $(STAMP) ## measure the prefix index, and Dynamo's indexer beside it
@@ -92,4 +81,4 @@ lock: $(STAMP) ## resolve requirements.lock again from pyproject.toml
 	  --all-extras --group dev pyproject.toml -o requirements.lock
 
 clean: ## remove the environment and caches
-	rm -rf $(VENV) build .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis

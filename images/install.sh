@@ -1,4 +1,4 @@
-# Install into a venv what requirements.lock pins for the given extras (or --build, --compile), and nothing else.
+# Install into a venv what requirements.lock pins for the given extras (or --build), and nothing else.
 # Usage: sh images/install.sh VENV EXTRA…
 set -eu
 venv=$1

@@ -1,7 +1,7 @@
 """Print the part of requirements.lock that the wheel needs with some of its extras.
 
 Usage: ``python images/requirements.py EXTRA… < requirements.lock``, in the folder of pyproject.toml;
-``--build`` instead of extras prints what building the wheel needs, ``--compile`` what compiling it needs.
+``--build`` instead of extras prints what building the wheel needs.
 
 pip can check hashes only of requirements that are pinned one by one, and the lock also pins what other
 extras and the developers need. The lock says of each package who needs it ("via"), which is followed from
@@ -64,11 +64,8 @@ def _normal(name: str) -> str:
 if __name__ == "__main__":
     pinned = blocks(sys.stdin.read())
     declared = tomllib.loads(Path("pyproject.toml").read_text())
-    if sys.argv[1:] in (["--build"], ["--compile"]):
+    if sys.argv[1:] == ["--build"]:
         start = names(declared["build-system"]["requires"])
-        if sys.argv[1:] == ["--compile"]:
-            # mypyc reads the types of what the compiled modules import.
-            start |= roots(declared["project"], ["scheduler"]) | {"mypy", "setuptools"}
     else:
         start = roots(declared["project"], sys.argv[1:])
     for package in closure(pinned, start):

@@ -27,7 +27,7 @@ from rich.table import Table
 sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "lib"))
 
 import load
-from mooncake_core import blocks
+from floor import STEPS
 from mooncake_testing.toy_model import write_toy_model
 from mooncakectl.local.programs import find_redis_server
 from routers import (
@@ -36,6 +36,7 @@ from routers import (
     RouterProcess,
     cpu_of,
     ensure_vllm_router,
+    floor,
     free_ports,
     ours,
     vllm_router,
@@ -101,7 +102,14 @@ class Bench:
         many, _ = await self.cpu_us(ours, extra_instances=60)
         with tempfile.TemporaryDirectory() as folder:
             worded, _ = await self.cpu_us(ours, text=True, model_path=write_toy_model(Path(folder)))
-        return {
+        floors = {
+            f"floor, {step}, regular_c{concurrency}": (
+                await self.cpu_us(floor, step=step, concurrency=concurrency)
+            )[0]
+            for step in STEPS
+            for concurrency in (1, 16)
+        }
+        return floors | {
             "Redis' CPU, regular": statistics.median(r["redis"] for r in ours_rounds),
             "Redis' CPU, P/D": statistics.median(r["redis_pd"] for r in ours_rounds),
             "text prompts, tokenised here, regular_c16": worded,
@@ -111,10 +119,7 @@ class Bench:
 
 def show(figures: dict[str, dict[str, float]], ratios: dict[str, float], extra: dict[str, float]) -> None:
     """The table for people."""
-    form = "compiled" if str(blocks.__file__).endswith(".so") else "interpreted"
-    table = Table(
-        title=f"CPU of the router's process tree, µs a request (chunk: µs an SSE chunk); ours {form}"
-    )
+    table = Table(title="CPU of the router's process tree, µs a request (chunk: µs an SSE chunk)")
     for column in ["", *figures, "ratio", f"goal ≤ {GOAL}"]:
         table.add_column(column, justify="right" if column else "left")
     for key in KEYS:

@@ -239,6 +239,25 @@ async def ours(
             await announcing
 
 
+@asynccontextmanager
+async def floor(
+    engines: Engines, *, disaggregated: bool, port: int, redis_url: str, step: str
+) -> AsyncIterator[RouterProcess]:
+    """Parts of this gateway's data path alone (`floor.STEPS`), nothing decided; regular requests only."""
+    assert not disaggregated
+    urls = [f"http://127.0.0.1:{p}" for p in engines.ports]
+    script = str(Path(__file__).parent / "floor.py")
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, script, str(port), step, redis_url, *urls]
+        router = RouterProcess(command, port, Path(folder) / "log")
+        try:
+            await router.wait_ready()
+            yield router
+        finally:
+            if router.process.poll() is None:
+                router.stop()
+
+
 def _instances(engines: Engines, *, disaggregated: bool, extra: int) -> list[Instance]:
     def one(number: int, port: int, role: Role) -> Instance:
         return Instance(
