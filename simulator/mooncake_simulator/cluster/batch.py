@@ -14,6 +14,7 @@ from math import ceil, sqrt
 from mooncake_core.slo import worst_gaps_mean
 from mooncake_scheduler.conductor.cost import CostModel
 from mooncake_simulator.cluster.agenda import Agenda
+from mooncake_simulator.cluster.series import Series
 
 _RUNS_KEPT = 512
 
@@ -101,6 +102,10 @@ class Batch:
         self.put_off = 0
         """How often somebody had to leave for want of memory."""
         self.busy_s = 0.0
+        self.busy = Series()
+        """Seconds of steps and stalls, over time."""
+        self.kv_tokens = Series()
+        """KV held, over time."""
 
     @property
     def size(self) -> int:
@@ -159,6 +164,7 @@ class Batch:
             if stall_s:
                 self._stalled_s += stall_s
                 self.busy_s += stall_s
+                self._record(self._agenda.now_s, stall_s, self.context_tokens)
                 self._agenda.at(self._agenda.now_s + stall_s, self._entered, member)
                 return
             self._enter(member)
@@ -268,7 +274,13 @@ class Batch:
         else:
             self._runs.append((self._gap_s, self._growth_s, steps))
         self._fresh.clear()
-        self.busy_s += _run_s(steps, self._gap_s, self._growth_s)
+        run_s = _run_s(steps, self._gap_s, self._growth_s)
+        self.busy_s += run_s
+        self._record(self._began_s, run_s, self.context_tokens + steps * self.size / 2)
+
+    def _record(self, began_s: float, took_s: float, tokens: float) -> None:
+        self.busy.add(began_s, began_s + took_s)
+        self.kv_tokens.add(began_s, began_s + took_s, tokens)
 
     def _gaps_s(self, member: Member) -> list[float]:
         gaps_s = member.gaps_s

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
 
 from mooncake_core.percentiles import percentile
+from mooncake_simulator.cluster.series import Load, swing
 
 
 @dataclass(slots=True)
@@ -21,6 +23,8 @@ class Outcome:
     wasted_prefill: bool = False
     """Refused after its prefill."""
     cached_tokens: int = 0
+    fetched_tokens: int = 0
+    """Of the cached ones, those that came from another instance or the store."""
     prefill_s: float = 0.0
     """Seconds that its prefill computed."""
     ttft_s: float | None = None
@@ -68,6 +72,8 @@ class Result:
     """The most KV that a decode instance ever held."""
     put_off: int = 0
     """Times that a request had to leave its batch for want of memory."""
+    load: Load | None = None
+    """Of both stages, from the start of the trace to its last arrival."""
 
     @property
     def requests(self) -> int:
@@ -84,6 +90,16 @@ class Result:
     @property
     def wasted_prefills(self) -> int:
         return sum(outcome.wasted_prefill for outcome in self.outcomes)
+
+    @property
+    def refused_by_reason(self) -> dict[str, int]:
+        """How many were refused for what, the most frequent reason first."""
+        return dict(Counter(o.refused for o in self.outcomes if o.refused is not None).most_common())
+
+    @property
+    def prefill_swing(self) -> float:
+        """Standard deviation of the prefill instances' busy share over time."""
+        return swing(self.load.prefill) if self.load else 0.0
 
     @property
     def goodput(self) -> float:
@@ -120,6 +136,22 @@ class Result:
     def mean_prefill_s(self) -> float:
         seen = [outcome.prefill_s for outcome in self.outcomes if outcome.prefill_s]
         return fmean(seen) if seen else float("nan")
+
+    def prediction_errors_s(self) -> tuple[list[float], list[float]]:
+        """What was measured less what was foretold, in rising order: of the TTFT, and of the TBT."""
+        seen = [outcome for outcome in self.outcomes if outcome.completed]
+        return (
+            sorted(
+                o.ttft_s - o.predicted_ttft_s
+                for o in seen
+                if o.ttft_s is not None and o.predicted_ttft_s is not None
+            ),
+            sorted(
+                o.tbt_s - o.predicted_tbt_s
+                for o in seen
+                if o.tbt_s is not None and o.predicted_tbt_s is not None
+            ),
+        )
 
     def ttfts_s(self) -> list[float]:
         """In rising order."""

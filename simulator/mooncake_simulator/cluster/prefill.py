@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Callable
 
 from mooncake_simulator.cluster.agenda import Agenda
+from mooncake_simulator.cluster.series import Series
 
 
 class Job:
@@ -30,10 +31,12 @@ class PrefillQueue:
 
     Args:
         agenda: the time.
+        busy: where the seconds of computing are added up over time.
     """
 
-    def __init__(self, agenda: Agenda) -> None:
+    def __init__(self, agenda: Agenda, busy: Series | None = None) -> None:
         self._agenda = agenda
+        self._busy = busy or Series()
         self._waiting: deque[Job] = deque()
         self._running: Job | None = None
         self.busy_s = 0.0
@@ -54,8 +57,10 @@ class PrefillQueue:
     def _compute(self) -> None:
         assert self._running is not None
         seconds = self._running.begin()
+        now_s = self._agenda.now_s
         self.busy_s += seconds
-        self._agenda.at(self._agenda.now_s + seconds, self._end)
+        self._busy.add(now_s, now_s + seconds)
+        self._agenda.at(now_s + seconds, self._end)
 
     def _end(self) -> None:
         assert self._running is not None

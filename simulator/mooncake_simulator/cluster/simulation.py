@@ -22,6 +22,7 @@ from mooncake_simulator.cluster.links import Link
 from mooncake_simulator.cluster.outcome import Outcome, Result
 from mooncake_simulator.cluster.prefill import Job, PrefillQueue
 from mooncake_simulator.cluster.residency import Residency
+from mooncake_simulator.cluster.series import Load, Series
 from mooncake_simulator.workloads.traces import BLOCK_TOKENS, Request
 
 _IDLE = InstanceLoad()
@@ -74,7 +75,8 @@ class _Simulation:
         if spec.coupled:
             self.decode = self.prefill
         self.numbers = {each.id: at for row in (self.prefill, self.decode) for at, each in enumerate(row)}
-        self.queues = [PrefillQueue(self.agenda) for _ in self.prefill]
+        self.prefill_busy, self.decode_busy, self.kv_tokens = Series(), Series(), Series()
+        self.queues = [PrefillQueue(self.agenda, self.prefill_busy) for _ in self.prefill]
         self.senders = [Link(profile.network_bytes_per_s) for _ in self.prefill]
         self.receivers = [Link(profile.network_bytes_per_s) for _ in self.prefill]
         self.batches = [self._batch() for _ in self.decode]
@@ -84,12 +86,28 @@ class _Simulation:
         self.outcomes: list[Outcome] = []
 
     def _batch(self) -> Batch:
+        batch = self._batch_of_kind()
+        batch.busy, batch.kv_tokens = self.decode_busy, self.kv_tokens
+        return batch
+
+    def _batch_of_kind(self) -> Batch:
         spec, capacity_tokens = self.spec, self.spec.profile.kv_capacity_tokens
         if spec.coupled == "prefill-first":
             return PrefillFirst(self.agenda, self.model, capacity_tokens)
         if spec.coupled == "chunked":
             return Chunked(self.agenda, self.model, capacity_tokens, spec.chunk_tokens)
         return Batch(self.agenda, self.model, capacity_tokens, spec.join_load_bytes_per_s)
+
+    def _load(self) -> Load:
+        """Of both stages, while there were arrivals."""
+        until_s = max([outcome.arrival_s for outcome in self.outcomes], default=0.0)
+        decode, memory = len(self.batches), self.spec.profile.kv_capacity_tokens
+        return Load(
+            self.prefill_busy.window_s,
+            self.prefill_busy.means(until_s, len(self.queues)),
+            self.decode_busy.means(until_s, decode),
+            self.kv_tokens.means(until_s, decode * memory),
+        )
 
     def run(self, requests: Sequence[Request], speed: float) -> Result:
         for number, request in enumerate(requests):
@@ -107,6 +125,7 @@ class _Simulation:
             [batch.busy_s for batch in self.batches],
             max([batch.most_tokens for batch in self.batches], default=0),
             sum([batch.put_off for batch in self.batches]),
+            self._load(),
         )
 
     def _arrive(self, name: str, request: Request, outcome: Outcome) -> None:
@@ -246,6 +265,7 @@ class _Life:
     def _begin(self) -> float:
         outcome, placement = self.outcome, self.placement
         outcome.cached_tokens = placement.prefix_tokens
+        outcome.fetched_tokens = placement.fetch_tokens
         outcome.prefill_s = self.world.model.prefill_s(outcome.prompt_tokens, placement.prefix_tokens)
         return outcome.prefill_s
 

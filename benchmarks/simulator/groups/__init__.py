@@ -1,0 +1,20 @@
+"""The rows, in groups; a group is a function that makes its rows, one after the other."""
+
+from rows import Group
+
+from groups.believed import hit_rates, prefill_seconds
+from groups.coupled import coupled
+from groups.load import high_load, low_load
+from groups.overload import as_drafted, overload
+from groups.placement import placement
+from groups.ratio import ratio_sweep
+from groups.same import same
+from groups.speed import speed
+
+GROUPS: dict[str, Group] = {
+    group.__name__.replace("_", "-"): group
+    for group in (
+        hit_rates, prefill_seconds, placement, ratio_sweep, coupled, low_load, high_load, overload,
+        as_drafted, same, speed,
+    )
+}  # fmt: skip
