@@ -62,15 +62,15 @@ class PoolDraft:
 
     @property
     def places(self) -> int:
-        """Instances that count, and replaced ones that have not gone yet: what `maxSurge` bounds."""
+        """Instances that count, and those that were chosen to go and have not gone: what `maxSurge` bounds.
+
+        Of whichever revision they are: after an undo those that were replaced are of the newest again, and
+        hold their GPUs all the same.
+        """
         kept = {instance.name for instance in self.recalled}
-        # A rollout that is taken back has replaced some that are of the newest revision again.
-        taken_back = self.pool.gated and self.outdated > 0
-        leaving = sum(
-            i.leaving and (taken_back or not i.updated) and i.name not in kept for i in self.instances
-        )
+        leaving = sum(i.leaving and i.name not in kept for i in self.instances)
         # Those retired in this very plan have not gone either, unless they have no Pods.
-        retired = sum(bool(i.pods) and not i.updated for i in self.instances if i.name in self.retired)
+        retired = sum(bool(i.pods) for i in self.instances if i.name in self.retired)
         return self.total + leaving + retired
 
     @property

@@ -48,11 +48,16 @@ def _wanted(instance: Instance) -> tuple[bool, str] | None:
 
 def begin_drain(instance: Instance, reason: str, message: str) -> Iterator[Action]:
     """Choose an instance to go."""
-    leader = instance.leader
-    if leader is not None:
-        yield SetGate(leader.name, leader.uid, False, reasons.DRAINING, f"{reason}: {message}")
+    yield from close(instance, reason, message)
     if instance.registration is not None:
         yield MarkDrain(instance.name)
+
+
+def close(instance: Instance, reason: str, message: str) -> Iterator[Action]:
+    """Write down, at its leader, that an instance was chosen to go."""
+    leader = instance.leader
+    if leader is not None and instance.pool.gated:
+        yield SetGate(leader.name, leader.uid, False, reasons.DRAINING, f"{reason}: {message}")
 
 
 def keep_draining(instance: Instance) -> Iterator[Action]:

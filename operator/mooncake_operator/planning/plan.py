@@ -168,6 +168,8 @@ class _PoolPlan:
             or instance.phase in (Phase.FAILED, Phase.ABSENT, Phase.RECREATING)
             or is_idle(instance)
         ):
+            # Where its Pods take long to end, later plans must still know that it was chosen to go.
+            yield from gates.close(instance, reason, detail)
             yield from _delete(instance, reason, detail)
         else:
             yield from gates.begin_drain(instance, reason, detail)

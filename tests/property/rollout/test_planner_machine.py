@@ -58,6 +58,7 @@ class Planner(RuleBasedStateMachine):
     def begin(self, prefill, decode, size, surge, unavailable, skew, spare, least, ratio, work):
         self.edits = count(1)
         self.serial = count()
+        self.meddled = set()
         self.spare = spare
         self.size = size
         # Where no instance may come first, a floor as high as the pool would let nothing be replaced, ever.
@@ -159,6 +160,11 @@ class Planner(RuleBasedStateMachine):
         assume(pods)
         return data.draw(st.sampled_from(sorted(pods, key=lambda pod: pod.name)))
 
+    def meddle(self, uid, **fields):
+        """Somebody else's hand: that the operator had chosen this Pod to go may not be told from it now."""
+        self.meddled.add(uid)
+        self.put(uid, **fields)
+
     def put(self, uid, **fields):
         pods = tuple(replace(p, **fields) if p.uid == uid else p for p in self.observed.pods)
         self.observed = replace(self.observed, pods=pods)
@@ -204,7 +210,7 @@ class Planner(RuleBasedStateMachine):
     @rule(data=st.data())
     def somebody_deletes_a_pod(self, data):
         pod = self.pick(data, lambda p: p.deleted_s is None)
-        self.put(pod.uid, deleted_s=self.observed.now_s + DRAIN_S + 30)
+        self.meddle(pod.uid, deleted_s=self.observed.now_s + DRAIN_S + 30)
 
     @rule(data=st.data(), seconds=st.sampled_from([0, 31]))
     def pod_finds_no_node(self, data, seconds):
@@ -222,7 +228,7 @@ class Planner(RuleBasedStateMachine):
     def node_goes(self, node):
         for pod in self.own_pods():
             if pod.node == f"node-{node}" and pod.deleted_s is None:
-                self.put(pod.uid, containers_ready=False, deleted_s=self.observed.now_s)
+                self.meddle(pod.uid, containers_ready=False, deleted_s=self.observed.now_s)
 
     @rule(name=POOLS, ordinal=st.integers(0, 7), rank=st.integers(0, 3), labelled=st.booleans())
     def foreign_pod_takes_a_name(self, name, ordinal, rank, labelled):
@@ -239,7 +245,7 @@ class Planner(RuleBasedStateMachine):
     @rule(data=st.data(), status=st.booleans(), reason=st.sampled_from([reasons.REGISTERED, "ByHand"]))
     def somebody_writes_the_gate(self, data, status, reason):
         pod = self.pick(data, lambda p: p.rank == 0)
-        self.put(pod.uid, gate=Gate(status, reason, self.observed.now_s))
+        self.meddle(pod.uid, gate=Gate(status, reason, self.observed.now_s))
 
     @rule(data=st.data(), fields=st.sampled_from([{"revision": "unknown"}, {"pairing": "unknown"}]))
     def somebody_relabels_a_pod(self, data, fields):
@@ -248,6 +254,9 @@ class Planner(RuleBasedStateMachine):
     @rule(data=st.data())
     def somebody_takes_a_pod_from_its_pool(self, data):
         pod = self.pick(data)
+        for peer in self.own_pods():
+            if peer.instance == pod.instance:
+                self.meddled.add(peer.uid)
         self.put(pod.uid, owner_uid=data.draw(st.sampled_from(["", "uid-of-another"])))
         if pod.rank == 0:
             self.forget(pod.instance)
@@ -496,11 +505,17 @@ class Planner(RuleBasedStateMachine):
         instances = assemble(pool, self.observed)
         kept = {record.instance for record in made.outcomes[pool.name].recreations}
         present = sum(i.live and (i.phase is not Phase.ABSENT or i.name in kept) for i in instances)
-        outgoing = sum(i.leaving and i.revision != pool.revision for i in instances)
+        outgoing = sum(self.goes_by_choice(i) for i in instances)
         if fresh:
             assert present + outgoing + len(fresh) <= pool.replicas + pool.max_surge
         by_revision = Counter(a.revision for a in fresh)
         assert by_revision.total() == 0 or max(by_revision.values()) <= pool.replicas + pool.max_surge
+
+    def goes_by_choice(self, instance):
+        """Whether it holds its place until it is gone, of whichever revision it is: nobody else ended it."""
+        if instance.phase not in (Phase.DRAINING, Phase.ENDING):
+            return False
+        return self.meddled.isdisjoint(pod.uid for pod in instance.pods)
 
     def judge_skew(self, pool, made):
         """Nobody is updated further ahead of the slowest than the bound, or by one instance."""

@@ -1,5 +1,6 @@
 """Worked examples: what a rollout does at each step."""
 
+from collections import Counter
 from dataclasses import replace
 from itertools import pairwise
 
@@ -189,6 +190,39 @@ def test_undo_in_the_middle_makes_nobody_in_the_place_of_one_that_is_still_endin
     assert {i.phase for i in assemble(back.pools[0], observed)} == {Phase.ROUTABLE, Phase.ENDING}
     assert not created(plan(back, observed))
     *_, last = steps(back, observed)
+    assert last.counts["prefill"] == {"old": 0, "new": 4, "all": 4}
+
+
+def test_undo_in_the_middle_makes_nobody_in_the_place_of_a_surge_that_had_not_begun_to_work():
+    cluster, observed = rollout_of(prefill=4, decode=4, max_unavailable=0)
+    observed = carry_out(cluster, observed, plan(cluster, observed))
+    back = change(cluster, revision="old", pairing="old")
+    # Nothing was placed on it, so it is deleted without a drain; its Pod takes its time all the same.
+    observed = carry_out(back, observed, plan(back, observed))
+    # Meanwhile somebody takes one of the four away.
+    gone = next(pod for pod in observed.pods if pod.deleted_s is None and pod.pool == "prefill")
+    observed = replace(observed, pods=tuple(pod for pod in observed.pods if pod is not gone))
+    assert Counter(i.phase for i in assemble(back.pools[0], observed)) == {Phase.ROUTABLE: 3, Phase.ENDING: 1}
+    once = carry_out(back, observed, plan(back, observed))
+    assert sum(pod.pool == "prefill" for pod in once.pods) == 5
+    twice = carry_out(back, once, plan(back, once))
+    assert sum(pod.pool == "prefill" for pod in twice.pods) == 5
+
+
+@pytest.mark.parametrize("surge", [0, 1])
+def test_what_was_scaled_down_and_still_ends_holds_its_place_when_it_is_scaled_up_again(surge):
+    cluster, observed = rollout_of(prefill=4, decode=4, max_surge=surge)
+    cluster = change(cluster, revision="old", pairing="old", replicas=1)
+    observed = carry_out(cluster, observed, plan(cluster, observed))
+    observed = replace(observed, now_s=observed.now_s + 10_000)  # the drain's time is over
+    observed = carry_out(cluster, observed, plan(cluster, observed))
+    assert Counter(i.phase for i in assemble(cluster.pools[0], observed)) == {
+        Phase.ROUTABLE: 1,
+        Phase.ENDING: 3,
+    }
+    again = change(cluster, replicas=4)
+    assert len(created(plan(again, observed))) == 2 * surge
+    *_, last = steps(again, observed)
     assert last.counts["prefill"] == {"old": 0, "new": 4, "all": 4}
 
 
