@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
 from kubernetes.aio import config
@@ -14,6 +15,14 @@ from mooncake_testing.played_nodes import PlayedScheduler
 from mooncake_testing.played_world import PlayedWorld
 
 __all__ = ["api_server", "client", "namespace"]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """An API server on a busy machine may take its time; whatever waits says itself for what it waited."""
+    here = Path(__file__).parent
+    for item in items:
+        if item.path.is_relative_to(here) and item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(600, func_only=True))
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import subprocess
@@ -14,13 +15,27 @@ from typing import Any
 import pytest
 import yaml
 
-from mooncake_testing.apiserver import ApiServer, find_program
+from mooncake_testing.apiserver import ApiServer, an_api_server, find_program
 from mooncake_testing.operator_process import OperatorProcess
 from mooncake_testing.waiting import eventually
 
 ROOT = Path(__file__).resolve().parents[3]
+pytestmark = pytest.mark.timeout(900, func_only=True)
+DELETED_WITHIN_S = 300.0
+"""The API server deletes a definition's objects first and looks every few seconds: half a minute if idle."""
 APPLY = "application/apply-patch+yaml"
 DEFINITIONS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
+
+
+@pytest.fixture(scope="module")
+def api_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServer]:
+    """A server of this module's own.
+
+    A definition goes once all its objects have, in every namespace: what other tests left, with finalizers
+    that no operator takes off any more, would hold it for ever. And theirs must not go.
+    """
+    with an_api_server(tmp_path_factory.mktemp("kubernetes")) as server:
+        yield server
 
 
 class Place:
@@ -45,7 +60,7 @@ class Place:
             backoff_max_seconds=2,
         )
         self._operators.append(started)
-        eventually(lambda: started.leads, "it leads")
+        eventually(lambda: started.leads, "it leads", 120)
         return started
 
     def stop(self) -> None:
@@ -94,10 +109,41 @@ def place(api_server: ApiServer, namespace: str, tmp_path: Path) -> Iterator[Pla
 @pytest.fixture
 def definition(request: pytest.FixtureRequest, api_server: ApiServer) -> Iterator[str]:
     """A definition that the test may delete; it is there again afterwards."""
+    let_go_of_all_pools(api_server)
     plural: str = request.param
     name = f"{plural}.mooncake.io"
     yield name
+    # Half deleted, it would be applied and go nevertheless.
+    let_go_of_all_pools(api_server)
+    eventually(lambda: not is_ending(api_server, name), f"{name} is there or gone", DELETED_WITHIN_S)
     restore(api_server, name)
+
+
+def let_go_of_all_pools(server: ApiServer) -> None:
+    """Take off the finalizers of tests whose operator is gone."""
+    for plural in ("mooncakeprefillpools", "mooncakedecodepools"):
+        path = f"/apis/mooncake.io/v1alpha1/{plural}"
+        try:
+            left = server.request("GET", path)["items"]
+        except urllib.error.HTTPError as error:
+            if error.code == 404:
+                continue  # its definition is gone
+            raise
+        for pool in left:
+            metadata = pool["metadata"]
+            one = f"/apis/mooncake.io/v1alpha1/namespaces/{metadata['namespace']}/{plural}/{metadata['name']}"
+            with contextlib.suppress(urllib.error.HTTPError):
+                free = {"metadata": {"finalizers": None}}
+                server.request("PATCH", one, free, "application/merge-patch+json")
+
+
+def is_ending(server: ApiServer, name: str) -> bool:
+    try:
+        return "deletionTimestamp" in server.request("GET", f"{DEFINITIONS}/{name}")["metadata"]
+    except urllib.error.HTTPError as error:
+        if error.code == 404:
+            return False
+        raise
 
 
 def restore(server: ApiServer, name: str) -> None:
@@ -119,7 +165,7 @@ def is_served(server: ApiServer, name: str) -> bool:
 
 def delete_definition(place: Place, name: str) -> None:
     place.server.request("DELETE", f"{DEFINITIONS}/{name}")
-    eventually(lambda: place.get(f"{DEFINITIONS}/{name}") is None, "the definition is gone", 60)
+    eventually(lambda: place.get(f"{DEFINITIONS}/{name}") is None, "the definition is gone", DELETED_WITHIN_S)
 
 
 @pytest.mark.parametrize("definition", ["mooncakedecodepools"], indirect=True)
@@ -139,7 +185,7 @@ def test_a_definition_of_pools_that_is_deleted_and_comes_back_costs_those_pools_
     assert operator.health() == 200, "a missing kind is nothing that a restart would mend"
     assert (operator.metric("mooncake_reconcile_total") or 0) - before < 30, "nor is it asked for hotly"
     restore(place.server, definition)
-    eventually(lambda: place.pods("q-decode"), "the pool and its Pods again", 60)
+    eventually(lambda: place.pods("q-decode"), "the pool and its Pods again", DELETED_WITHIN_S)
     assert place.pods("q-prefill") == prefill
 
 
@@ -151,12 +197,16 @@ def test_when_the_definition_of_clusters_is_deleted_all_goes_and_a_new_one_is_ac
     place.apply()
     eventually(lambda: place.pods("q-decode"), "Pods")
     delete_definition(place, definition)
-    eventually(lambda: place.get(f"{place.custom}/mooncakedecodepools/q-decode") is None, "its pools go", 90)
+    eventually(
+        lambda: place.get(f"{place.custom}/mooncakedecodepools/q-decode") is None,
+        "its pools go",
+        DELETED_WITHIN_S,
+    )
     assert operator.process.poll() is None
     eventually(lambda: operator.health() == 200, "it is alive")
     restore(place.server, definition)
     place.apply()
-    eventually(lambda: place.pods("q-decode"), "the new cluster's Pods", 60)
+    eventually(lambda: place.pods("q-decode"), "the new cluster's Pods", DELETED_WITHIN_S)
 
 
 def test_a_namespace_that_was_deleted_while_no_operator_ran_ends_when_one_does(place: Place) -> None:
@@ -170,7 +220,7 @@ def test_a_namespace_that_was_deleted_while_no_operator_ran_ends_when_one_does(p
     decode = f"{place.custom}/mooncakedecodepools/q-decode"
     eventually(lambda: "deletionTimestamp" in (place.get(decode) or {}).get("metadata", {}), "it ends")
     place.start_operator()
-    eventually(lambda: place.get(path) is None, "the namespace is gone", 90)
+    eventually(lambda: place.get(path) is None, "the namespace is gone", DELETED_WITHIN_S)
 
 
 def test_what_the_documentation_says_to_type_lets_pools_go_when_there_is_no_operator_any_more(
@@ -193,7 +243,7 @@ def test_what_the_documentation_says_to_type_lets_pools_go_when_there_is_no_oper
         "PATH": f"{folder}:{os.environ['PATH']}",
     }
     subprocess.run(["bash", "-euo", "pipefail", "-c", typed], check=True, env=environment)
-    eventually(lambda: place.get(path) is None, "the namespace is gone", 90)
+    eventually(lambda: place.get(path) is None, "the namespace is gone", DELETED_WITHIN_S)
 
 
 def test_a_change_in_the_status_of_an_owned_object_alone_is_noticed(place: Place) -> None:

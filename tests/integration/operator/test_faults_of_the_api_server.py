@@ -63,7 +63,7 @@ class Setting:
             return False
         return f'"time_scale": {time_scale}' in found["data"]["scheduler.json"]
 
-    def becomes(self, time_scale: int, seconds: float = 40) -> None:
+    def becomes(self, time_scale: int, seconds: float = 120) -> None:
         eventually(lambda: self.has(time_scale), f"time scale {time_scale}", seconds)
 
 

@@ -80,7 +80,7 @@ async def test_a_foreground_deletion_creates_nothing_and_ends(
     path = CLUSTER.path(world.namespace, "q")
     api_server.request("DELETE", path, {"propagationPolicy": "Foreground"})
     made: list[tuple[str, str]] = []
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(180):
         while await world.get("MooncakeCluster", "q") is not None:
             await world.step()
             made += [write for write in world.writes if write[0] == "post" and write[1] != "events"]
@@ -189,7 +189,7 @@ async def test_two_clusters_of_one_namespace_never_touch_each_others_objects(
         await world.step()
     assert await everything(world.client, world.namespace, uid_of(theirs)) == before
     await world.client.delete(CLUSTER, world.namespace, "q", uid=uid_of(ours))
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(180):
         while await everything(world.client, world.namespace, uid_of(ours)):
             await world.step()
             await asyncio.sleep(0.1)

@@ -61,7 +61,7 @@ class World:
         await self.reconciler.reconcile(Key(self.namespace, name))
         return self.writes[before:]
 
-    async def until_gone(self, kind: str, name: str, seconds: float = 30) -> None:
+    async def until_gone(self, kind: str, name: str, seconds: float = 180) -> None:
         """Pass after pass until an object is gone."""
         async with asyncio.timeout(seconds):
             while True:
@@ -297,7 +297,7 @@ async def test_a_namespace_that_ends_ends_with_the_operator_at_work(world: World
     await world.client.delete(
         BY_KIND["Namespace"], None, world.namespace, uid=(await namespace_of(world))["metadata"]["uid"]
     )
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(180):
         while True:
             await world.reconcile()
             try:
@@ -347,7 +347,7 @@ async def test_a_quota_that_forbids_an_object_is_told_and_the_others_are_made(
         "PATCH", CONFIG_MAP, f"{path}/tight/status", body=status, content_type="application/merge-patch+json"
     )
     await world.apply_quickstart()
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(180):
         while True:
             await world.reconcile()
             condition = await world.condition()

@@ -274,15 +274,24 @@ class ApiServer:
         process.wait(15)
 
 
+@contextlib.contextmanager
+def an_api_server(directory: Path) -> Iterator[ApiServer]:
+    """One for a fixture; skips the test where the programs are missing."""
+    try:
+        server = ApiServer(directory)
+    except ProgramsMissingError as error:
+        pytest.skip(str(error))
+    try:
+        yield server
+    finally:
+        server.stop()
+
+
 @pytest.fixture(scope="session")
 def api_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServer]:
     """One API server for the whole session; each test takes a namespace of its own."""
-    try:
-        server = ApiServer(tmp_path_factory.mktemp("kubernetes"))
-    except ProgramsMissingError as error:
-        pytest.skip(str(error))
-    yield server
-    server.stop()
+    with an_api_server(tmp_path_factory.mktemp("kubernetes")) as server:
+        yield server
 
 
 @pytest.fixture

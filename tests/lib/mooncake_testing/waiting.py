@@ -13,7 +13,7 @@ T = TypeVar("T")
 _LOOK_EVERY_S = 0.02
 
 
-async def until(condition: Callable[[], object | Awaitable[object]], within_s: float = 40.0) -> None:
+async def until(condition: Callable[[], object | Awaitable[object]], within_s: float = 100.0) -> None:
     """Wait until something holds.
 
     Args:
@@ -39,7 +39,7 @@ async def _holds(condition: Callable[[], object | Awaitable[object]]) -> bool:
 def eventually(
     look: Callable[[], T | None],
     what: str,
-    within_s: float = 40.0,
+    within_s: float = 100.0,
     *,
     told: Callable[[], str] = lambda: "",
 ) -> T:
