@@ -9,7 +9,6 @@ from pydantic import Field
 from mooncake_core.api.base import ApiModel, Rule, Write
 from mooncake_core.api.metadata import Reference
 from mooncake_core.api.scalars import ObjectName, Ratio
-from mooncake_core.api.support import PEER_POLICIES, not_yet_value
 
 
 class ManagedRedis(ApiModel):
@@ -57,13 +56,6 @@ class Routing(ApiModel):
     """Of the chance between equals, for runs to be repeated; left out: another one each time."""
 
     RULES: ClassVar[tuple[Rule, ...]] = (
-        not_yet_value(
-            "policy",
-            lambda r: r.policy not in PEER_POLICIES,
-            f"!(self.policy in [{', '.join(repr(policy) for policy in PEER_POLICIES)}])",
-            "a peer's policy",
-            "write kv-centric",
-        ),
         Rule(
             lambda r: float(r.balancing_threshold) >= 1,
             "double(self.balancingThreshold) >= 1.0",

@@ -10,8 +10,6 @@ from typing import Any
 
 from mooncake_core.api.base import Rule
 
-PEER_POLICIES = ("dynamo", "vllm-kv-aware", "sglang-cache-aware", "llm-d-weighted")
-
 
 def not_yet(field: str, attribute: str, remedy: str) -> Rule:
     """A field that must be left out for now."""

@@ -32,7 +32,7 @@ class Sum:
             one = shares[0]
             self._still = InstanceLoad(
                 0.0, len(queue) + len(waiting), one.batch, one.arriving, one.kv_tokens, one.prefill_ends,
-                one.decode_ends, waiting,
+                one.decode_ends, waiting, one.queued_tokens,
             )  # fmt: skip
             return
         self._still = InstanceLoad(
@@ -43,6 +43,7 @@ class Sum:
             prefill_ends=_add_ends([share.prefill_ends for share in shares]),
             decode_ends=_add_ends([share.decode_ends for share in shares]),
             waiting=waiting,
+            queued_tokens=sum(share.queued_tokens for share in shares),
         )
 
     def queued_us(self, now_s: float, since_s: float) -> int:
@@ -72,6 +73,7 @@ class Sum:
             still.prefill_ends,
             still.decode_ends,
             still.waiting,
+            still.queued_tokens,
         )
 
     @property

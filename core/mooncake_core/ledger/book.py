@@ -46,13 +46,14 @@ class _Tally:
     """The sums of one incarnation at one instance."""
 
     __slots__ = (
-        "arriving", "batch", "decode_ends", "kv_tokens", "prefill_ends", "queue", "share",
-        "waiting",
+        "arriving", "batch", "decode_ends", "kv_tokens", "prefill_ends", "queue", "queued_tokens",
+        "share", "waiting",
     )  # fmt: skip
 
     def __init__(self) -> None:
         self.queue: dict[str, Queued] = {}
         self.waiting: dict[str, Waiting] = {}
+        self.queued_tokens = 0
         self.batch = 0
         self.arriving = 0
         self.kv_tokens = 0
@@ -132,6 +133,7 @@ class Book:
             queue.waiting[reservation.id] = Waiting(now_s, entry.cost_us, reservation.latest_end_s)
         else:
             queue.queue[reservation.id] = (now_s, entry.cost_us)
+        queue.queued_tokens += reservation.prefill_tokens
         decode.arriving += 1
         decode.kv_tokens += reservation.kv_tokens
         _count(decode.prefill_ends, bucket_of(reservation.prefill_end_s), 1, reservation.kv_tokens)
@@ -209,6 +211,7 @@ class Book:
                 sorted_ends(tally.prefill_ends),
                 sorted_ends(tally.decode_ends),
                 tuple(tally.waiting.values()),
+                tally.queued_tokens,
             )
         return tally.share
 
@@ -221,6 +224,7 @@ class Book:
             del queue.waiting[reservation.id]
         else:
             del queue.queue[reservation.id]
+        queue.queued_tokens -= reservation.prefill_tokens
         decode.arriving -= 1
         _count(decode.prefill_ends, bucket_of(reservation.prefill_end_s), -1, -reservation.kv_tokens)
         return decode

@@ -49,6 +49,8 @@ class Reservation(msgspec.Struct, frozen=True, gc=False):
     """Its prefill is held back until its turn comes (`Ledger.prefill_begun`); else it is sent at once."""
     latest_end_s: float = inf
     """When its prefill has to have ended, as was promised; inf = nothing was."""
+    prefill_tokens: int = 0
+    """Tokens of the prompt that the prefill computes."""
 
 
 class Limits(msgspec.Struct, frozen=True, gc=False):
@@ -81,6 +83,8 @@ class InstanceLoad(msgspec.Struct, frozen=True, gc=False):
     """(bucket, requests, KV tokens) of all promised here, by when their decode is predicted to end."""
     waiting: Sequence[Waiting] = ()
     """Of the prefills queued, those not yet handed to the instance, by when they were reserved."""
+    queued_tokens: int = 0
+    """Tokens that the queued prefills compute; one that runs counts whole until it ends."""
 
     @property
     def handed_over_s(self) -> float:

@@ -39,3 +39,5 @@ class Share(msgspec.Struct, frozen=True, array_like=True):
     decode_ends: Ends = ()
     waiting: tuple[Waiting, ...] = ()
     """Prefills that were not handed to it yet, by when they were reserved."""
+    queued_tokens: int = 0
+    """That the prefills not finished compute."""

@@ -155,6 +155,7 @@ class Conductor:
             prefill_end_s=prefill_end_s,
             decode_end_s=prefill_end_s + ask.output_tokens * placement.tbt_s,
             tenant=ask.tenant,
+            prefill_tokens=ask.prompt_tokens - placement.prefix_tokens,
         )
 
     def expected_output_tokens(self, tenant: str, prompt_tokens: int, max_tokens: int | None = None) -> int:

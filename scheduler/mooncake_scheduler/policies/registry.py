@@ -9,13 +9,29 @@ from typing import Any
 from mooncake_scheduler.conductor.model import Policy
 from mooncake_scheduler.policies.algorithm_1 import Algorithm1
 from mooncake_scheduler.policies.cache_aware import CacheAware
+from mooncake_scheduler.policies.dynamo import Dynamo
 from mooncake_scheduler.policies.kv_centric import KvCentric
+from mooncake_scheduler.policies.llm_d_weighted import LlmDWeighted
 from mooncake_scheduler.policies.load_balance import LoadBalance
 from mooncake_scheduler.policies.random import Random
 from mooncake_scheduler.policies.round_robin import RoundRobin
+from mooncake_scheduler.policies.sglang_cache_aware import SglangCacheAware
+from mooncake_scheduler.policies.vllm_kv_aware import VllmKvAware
 
 _POLICIES: dict[str, Callable[..., Policy]] = {
-    policy.name: policy for policy in (KvCentric, Algorithm1, CacheAware, LoadBalance, Random, RoundRobin)
+    policy.name: policy
+    for policy in (
+        KvCentric,
+        Algorithm1,
+        CacheAware,
+        LoadBalance,
+        Random,
+        RoundRobin,
+        Dynamo,
+        VllmKvAware,
+        SglangCacheAware,
+        LlmDWeighted,
+    )
 }
 
 

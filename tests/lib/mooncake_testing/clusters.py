@@ -64,7 +64,9 @@ _sizes = st.sampled_from(["1Gi", "200Gi", "2Ti", "1.5Gi", "64M"])
 @st.composite
 def _scheduler(draw: st.DrawFn) -> Manifest:
     scheduler: Manifest = {
-        "routing": {"policy": draw(st.sampled_from(["kv-centric", "algorithm-1", "round-robin"]))},
+        "routing": {
+            "policy": draw(st.sampled_from(["kv-centric", "algorithm-1", "round-robin", "llm-d-weighted"]))
+        },
         "admission": {"mode": draw(st.sampled_from(["none", "early", "predictive"]))},
     }
     redis: Manifest | None = draw(st.sampled_from([None, {"managed": {}}, {"secretRef": {"name": "redis"}}]))

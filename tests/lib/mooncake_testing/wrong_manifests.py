@@ -239,8 +239,6 @@ def _not_yet() -> Iterator[Wrong]:
     for mode in ("Restart", "Runtime"):
         conversion = cluster(coordination={"roleConversion": {"mode": mode}})
         yield Wrong(f"conversion {mode}", conversion, "spec.coordination.roleConversion.mode", words)
-    peer = cluster(scheduler={"routing": {"policy": "dynamo"}})
-    yield Wrong("a peer's policy", peer, "spec.scheduler.routing.policy", words)
     yield Wrong("masters", store(master={"replicas": 3}), "spec.kvCachePools[0].master.replicas", words)
     two = [{"name": name, "segmentSize": "1Gi"} for name in ("a", "b")]
     yield Wrong("two stores", cluster(kvCachePools=two), "spec.kvCachePools", words)

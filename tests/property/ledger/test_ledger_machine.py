@@ -166,7 +166,7 @@ class LedgerMachine(RuleBasedStateMachine):
         name = f"r{next(self.ids)}"
         wanted = Reservation(
             name, prefill, cost_s, decode, kv, arrives_s, arrives_s + lasts_s,
-            waits=waits, latest_end_s=self.now_s + promised_s,
+            waits=waits, latest_end_s=self.now_s + promised_s, prefill_tokens=1 + kv // 2,
         )  # fmt: skip
         there = [h for h in self.known() if h.reservation.decode == decode]
         tokens = sum(h.reservation.kv_tokens for h in there)
@@ -284,6 +284,7 @@ class LedgerMachine(RuleBasedStateMachine):
                 assert load.handed_over_s == load.queued_s
             elif len(load.waiting) == load.queued:
                 assert load.handed_over_s == 0
+            assert load.queued_tokens == sum(h.reservation.prefill_tokens for h in queue)
             if instance not in self.blurred:
                 assert load.queued_s == pytest.approx(self.queued_s(instance))
             else:

@@ -194,7 +194,6 @@ def test_wrong_fields_are_named_with_their_remedy(text, expected):
             changed(coordination={"roleConversion": {"mode": "Restart"}}),
             "spec.coordination.roleConversion.mode",
         ),
-        (changed(scheduler={"routing": {"policy": "dynamo"}}), "spec.scheduler.routing.policy"),
         (
             changed(kvCachePools=[{"name": "kv", "segmentSize": "1Gi", "master": {"replicas": 3}}]),
             "spec.kvCachePools[0].master.replicas",

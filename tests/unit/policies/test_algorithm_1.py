@@ -4,7 +4,7 @@ import pytest
 
 from mooncake_core.registry import Role
 from mooncake_scheduler.conductor.model import NoInstanceError
-from mooncake_scheduler.policies import create
+from mooncake_scheduler.policies import create, names
 from mooncake_testing.worlds import Script, ask, decode, prefill, world
 
 
@@ -118,9 +118,7 @@ def test_an_instance_of_both_roles_keeps_what_it_prefilled():
     assert placement.ttft_s == pytest.approx(1.0)
 
 
-@pytest.mark.parametrize(
-    "name", ["kv-centric", "algorithm-1", "cache-aware", "load-balance", "random", "round-robin"]
-)
+@pytest.mark.parametrize("name", names())
 @pytest.mark.parametrize(
     ("prefills", "decodes", "message"),
     [

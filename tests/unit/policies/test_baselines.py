@@ -1,7 +1,10 @@
 """The policies that the paper compares with, and how policies are made by name."""
 
+from typing import get_args
+
 import pytest
 
+from mooncake_core.api.scheduler import Routing
 from mooncake_scheduler.policies import UnknownPolicyError, create, names
 from mooncake_testing.worlds import Script, ask, decode, prefill, world
 
@@ -45,6 +48,10 @@ def test_round_robin_passes_over_an_instance_without_a_partner():
 def test_every_policy_takes_the_settings_of_routing(name):
     policy = create(name, balancing_threshold=2.0, disaggregation_threshold_tokens=256)
     assert policy.name == name
+
+
+def test_manifests_offer_every_policy_that_there_is_and_no_other():
+    assert get_args(Routing.model_fields["policy"].annotation) == names()
 
 
 def test_an_unknown_policy_is_refused_with_the_names_that_exist():

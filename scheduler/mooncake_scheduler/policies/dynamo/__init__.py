@@ -1,0 +1,3 @@
+from mooncake_scheduler.policies.dynamo.policy import Dynamo
+
+__all__ = ["Dynamo"]

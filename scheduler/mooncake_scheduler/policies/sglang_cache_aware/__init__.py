@@ -1,0 +1,3 @@
+from mooncake_scheduler.policies.sglang_cache_aware.policy import SglangCacheAware
+
+__all__ = ["SglangCacheAware"]
