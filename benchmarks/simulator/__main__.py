@@ -38,7 +38,7 @@ def main() -> int:
         "--only", default="*", metavar="PATTERN",
         help=f"groups of rows, with commas, * for any text: {', '.join(GROUPS)}",
     )  # fmt: skip
-    parser.add_argument("--json", type=Path, help="write the document of the last line, by groups, here too")
+    parser.add_argument("--json", type=Path, help="keep the rows here too, by groups; other groups stay")
     options = parser.parse_args()
     patterns = options.only.split(",")
     wanted = [name for name in GROUPS if any(fnmatch(name, pattern) for pattern in patterns)]
@@ -48,17 +48,16 @@ def main() -> int:
         print(f"{options.traces}: no such folder: name the one of the published traces with --traces")
         return 1
 
-    rows = _run(wanted, options.traces, options.seeds, options.jobs)
+    rows = _run(wanted, options.traces, options.seeds, options.jobs, options.json)
     Console(width=140).print(_table([row for group in rows.values() for row in group]))
     document = _document(rows)
-    if options.json:
-        described = {**document, "seeds": options.seeds, "groups": _by_group(rows)}
-        options.json.write_text(json.dumps(described, ensure_ascii=False, indent=1) + "\n")
     print(json.dumps(document, ensure_ascii=False))
     return 0 if all(row["holds"] for row in document["rows"]) else 1
 
 
-def _run(wanted: Sequence[str], folder: Path, seeds: int, jobs: int) -> dict[str, list[Row]]:
+def _run(
+    wanted: Sequence[str], folder: Path, seeds: int, jobs: int, keep: Path | None
+) -> dict[str, list[Row]]:
     rows: dict[str, list[Row]] = {}
     columns = TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn()
     with Progress(*columns, console=Console(stderr=True)) as progress:
@@ -77,6 +76,8 @@ def _run(wanted: Sequence[str], folder: Path, seeds: int, jobs: int) -> dict[str
                 began_s = time.monotonic()
                 rows[name] = list(GROUPS[name](traces))
                 progress.log(f"{name}: {time.monotonic() - began_s:.0f} s")
+                if keep is not None:
+                    _keep(keep, {name: rows[name]}, seeds)
                 traces.forget()
                 progress.advance(task)
         finally:
@@ -94,8 +95,13 @@ def _document(groups: dict[str, list[Row]]) -> dict[str, Any]:
     }
 
 
-def _by_group(groups: dict[str, list[Row]]) -> dict[str, list[dict[str, Any]]]:
-    return {name: [row.document() for row in rows] for name, rows in groups.items()}
+def _keep(file: Path, groups: dict[str, list[Row]], seeds: int) -> None:
+    """Write rows down beside those of groups that were not run this time."""
+    kept = json.loads(file.read_text()) if file.exists() else {}
+    for name, rows in groups.items():
+        kept[name] = {"seeds": seeds, "rows": [row.document() for row in rows]}
+    ordered = {name: kept[name] for name in GROUPS if name in kept}
+    file.write_text(json.dumps(ordered, ensure_ascii=False, indent=1) + "\n")
 
 
 def _table(rows: Sequence[Row]) -> Table:

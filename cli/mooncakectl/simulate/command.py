@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import shlex
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mooncakectl.console import err, out, print_json, report_error
+from mooncakectl.console import err, out, print_json, report_error, say
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -36,6 +38,9 @@ def command(
     ] = 0,
     limit: Annotated[int | None, typer.Option(min=1, help="At most so many requests.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+    report: Annotated[
+        Path | None, typer.Option(help="Also write plots and tables: one HTML file that needs no network.")
+    ] = None,
 ) -> None:
     """Run a trace through a manifest's cluster in seconds, with the very code that places and admits live."""
     from rich.progress import Progress
@@ -44,6 +49,7 @@ def command(
     from mooncake_scheduler.policies import UnknownPolicyError, names
     from mooncake_simulator.cluster.manifest import spec_of
     from mooncake_simulator.workloads import TraceError, read_trace
+    from mooncakectl.simulate.report.page import html
     from mooncakectl.simulate.runs import answer, questions
     from mooncakectl.simulate.table import answers_table
 
@@ -58,6 +64,8 @@ def command(
         requests = read_trace(trace, limit=limit)
         if not requests:
             raise TraceError(f"{trace}: no requests to simulate")
+        if report is not None:
+            _check_writable(report)
     except (ManifestError, UnknownPolicyError, TraceError, ValueError) as error:
         report_error(str(error))
         raise typer.Exit(1) from None
@@ -77,10 +85,27 @@ def command(
                     on_arrival=lambda: progress.advance(task),
                 )
             )
+    if report is not None:
+        report.write_text(html(answers, trace.name, seeds, typed()), encoding="utf-8")
+        say(f"{report}: written")
     if as_json:
         print_json({"trace": trace.name, "seeds": seeds, "runs": [each.document() for each in answers]})
     else:
         out.print(answers_table(answers, trace.name, seeds))
+
+
+def _check_writable(report: Path) -> None:
+    """Before minutes are spent on what cannot be written."""
+    if report.is_dir():
+        raise ValueError(f"--report {report}: that is a folder: name a file, e.g. {report / 'report.html'}")
+    if not report.absolute().parent.is_dir():
+        raise ValueError(f"--report {report}: there is no folder {report.parent}: make it first")
+
+
+def typed() -> str:
+    """The command line, so that somebody else can type it again; folders are of no use to them."""
+    words = [Path(each).name if "/" in each else each for each in sys.argv[1:]]
+    return shlex.join(["mooncakectl", *words])
 
 
 def _cluster(file: Path) -> MooncakeCluster:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
@@ -15,6 +14,7 @@ from mooncake_simulator.cluster.manifest import with_prefill
 from mooncake_simulator.cluster.outcome import Result
 from mooncake_simulator.cluster.simulation import simulate
 from mooncake_simulator.workloads import Request, jitter
+from mooncakectl.simulate.curves import Curves, curves_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class Answer:
 
     question: Question
     figures: dict[str, float | None]
-    refused_by_reason: dict[str, int]
+    curves: Curves
     """Of the first seed."""
 
     def document(self) -> dict[str, Any]:
@@ -44,7 +44,8 @@ class Answer:
             "admission": spec.admission.value,
             "speed": self.question.speed,
             **self.figures,
-            "refused_by_reason": self.refused_by_reason,
+            "refused_by_reason": self.curves.refused_by_reason,
+            "prompt_tokens": self.curves.prompt_tokens,
         }
 
 
@@ -75,21 +76,22 @@ def answer(
     jitter_ms: float = 0.0,
     on_arrival: Callable[[], None] | None = None,
 ) -> Answer:
-    """Run one set-up with each seed."""
-    results = [
-        simulate(
+    """Run one set-up with each seed, of which there is at least one."""
+    found: list[dict[str, float | None]] = []
+    curves: Curves | None = None
+    for seed in seeds:
+        result = simulate(
             question.spec,
             jitter(trace, jitter_ms, seed) if jitter_ms else trace,
             speed=question.speed,
             seed=seed,
             on_arrival=on_arrival,
         )
-        for seed in seeds
-    ]
-    found = [dict(_figures(result)) for result in results]
+        found.append(dict(_figures(result)))
+        curves = curves or curves_of(result)
+    assert curves is not None
     figures = {name: _median([each[name] for each in found]) for name in found[0]}
-    reasons = Counter(each.refused for each in results[0].outcomes if each.refused is not None)
-    return Answer(question, figures, dict(reasons))
+    return Answer(question, figures, curves)
 
 
 def _median(values: Sequence[float | None]) -> float | None:
@@ -110,6 +112,11 @@ def _figures(result: Result) -> Iterator[tuple[str, float | None]]:
         yield f"{name}_mean_s", sum(values_s) / len(values_s) if values_s else None
         for share in (50, 90, 99):
             yield f"{name}_p{share}_s", percentile(values_s, share / 100) if values_s else None
+    for name, errors_s in zip(("ttft", "tbt"), result.prediction_errors_s(), strict=True):
+        amounts_s = sorted(abs(each) for each in errors_s)
+        for share in (50, 90):
+            yield f"{name}_error_p{share}_s", percentile(amounts_s, share / 100) if amounts_s else None
+    yield "prefill_swing", result.prefill_swing
     yield "prefill_utilisation", _utilisation(result.prefill_busy_s, result.span_s)
     yield "decode_utilisation", _utilisation(result.decode_busy_s, result.span_s)
 

@@ -7,26 +7,27 @@ from collections.abc import Sequence
 from rich.table import Table
 
 from mooncakectl.console import in_seconds
+from mooncakectl.simulate.naming import common, set_up, varying
 from mooncakectl.simulate.runs import Answer
 
 
 def answers_table(answers: Sequence[Answer], trace: str, seeds: int) -> Table:
     """A row for each set-up; what they have in common stands in the title."""
-    set_ups = [_set_up(each) for each in answers]
-    varies = [name for name in set_ups[0] if len({each[name] for each in set_ups}) > 1]
-    common = " · ".join(value for name, value in set_ups[0].items() if name not in varies)
+    varies = varying(answers)
     runs = f"medians of {seeds} seeds" if seeds > 1 else "1 seed"
-    table = Table(title=f"{trace} · {common} · {runs}".replace(" ·  · ", " · "), title_justify="left")
+    table = Table(
+        title=f"{trace} · {common(answers)} · {runs}".replace(" ·  · ", " · "), title_justify="left"
+    )
     for name in varies:
         table.add_column(name, no_wrap=True)
     for name in ("goodput", "refused", "hits", "TTFT P90", "mean", "TBT P90", "busy P", "D"):
         table.add_column(name, justify="right")
     best = max([each.figures["goodput"] or 0.0 for each in answers])
-    for each, set_up in zip(answers, set_ups, strict=True):
-        figures = each.figures
+    for each in answers:
+        figures, shown = each.figures, set_up(each.question)
         goodput = figures["goodput"] or 0.0
         table.add_row(
-            *(set_up[name] for name in varies),
+            *(shown[name] for name in varies),
             f"[bold]{goodput:.1%}[/]" if len(answers) > 1 and goodput == best else f"{goodput:.1%}",
             f"{figures['refused'] or 0:.0f}",
             f"{figures['token_hit_rate'] or 0:.3f}",
@@ -37,13 +38,3 @@ def answers_table(answers: Sequence[Answer], trace: str, seeds: int) -> Table:
             f"{figures['decode_utilisation'] or 0:.0%}",
         )
     return table
-
-
-def _set_up(answer: Answer) -> dict[str, str]:
-    spec = answer.question.spec
-    return {
-        "P+D": f"{spec.prefill}+{spec.decode}",
-        "speed": f"{answer.question.speed:g}×",
-        "policy": spec.policy,
-        "admission": spec.admission.value,
-    }

@@ -1,0 +1,1 @@
+"""What simulations said, as one HTML file that needs nothing else."""
