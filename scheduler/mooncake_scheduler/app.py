@@ -36,6 +36,7 @@ from mooncake_scheduler.gateway.placement import Placer
 from mooncake_scheduler.gateway.residency import LocalResidency, SharedResidency
 from mooncake_scheduler.gateway.roster import Roster
 from mooncake_scheduler.gateway.services import Services
+from mooncake_scheduler.gateway.sidecar_probes import SidecarProbes
 from mooncake_scheduler.gateway.tokenizer_parity import TokenizerParity
 from mooncake_scheduler.gateway.tokens import ModelFolder, Tokens
 from mooncake_scheduler.instance_metrics import instance_families
@@ -89,6 +90,7 @@ class Scheduler:
         self._keys = keys
         self._tasks: list[asyncio.Task[None]] = []
         self._probes = Probes(services.roster, self._came_back) if shared is None else None
+        self._sidecars = None if shared is None else SidecarProbes(services.roster)
 
     # -- life
 
@@ -110,6 +112,8 @@ class Scheduler:
         self._every(SLOW_TICK_S, self._parity.compare_new)
         if self._probes is not None:
             self._every(PROBE_EVERY_S, self._probes.probe_all)
+        if self._sidecars is not None:
+            self._every(PROBE_EVERY_S, self._sidecars.look)
         self._tasks.append(asyncio.create_task(self._tick(), name="deadlines"))
         _log.info("serving", host=serving.host, port=self.serving_port, cluster=self.config.cluster)
 
@@ -135,6 +139,8 @@ class Scheduler:
         self.services.engine_ids.close()
         self.services.tokens.close()
         self.services.roster.close()
+        if self._sidecars is not None:
+            self._sidecars.close()
         if self.shared is not None:
             await self.shared.close()
         # One turn of the loop lets connection_lost run everywhere.

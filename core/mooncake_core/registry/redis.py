@@ -105,6 +105,9 @@ class _PasswordFile(CredentialProvider):
     def get_credentials(self) -> tuple[str]:
         return (self._password() or "",)
 
+    async def get_credentials_async(self) -> tuple[str]:
+        return self.get_credentials()
+
 
 class RedisRegistry:
     """Instances in Redis. Satisfies `Registry`; for the control path, not for the data path.

@@ -239,7 +239,7 @@ class Attempt(Sending):
             except ConnectionError as error:
                 _log.warning("no engine id", instance=member.instance.id, error=str(error))
                 services.roster.faulted(member)
-                services.roster.lost(member)
+                services.roster.missed(member)
                 return Failure(member, Setback.CONNECT, Phase.PREFILLING)
         if rank is None:
             chosen = ranks[member.requests % len(ranks)]

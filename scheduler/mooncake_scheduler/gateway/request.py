@@ -29,6 +29,7 @@ from mooncake_scheduler.gateway.tokens import Domain, Prefix
 _log = structlog.get_logger(__name__)
 
 MAX_RETRIES = 2
+"""Of what engines saw and did not serve."""
 
 
 class Request:
@@ -43,6 +44,8 @@ class Request:
         self._services = services
         self._job = job
         self._met_back_pressure = False
+        self._not_reached = 0
+        """Setbacks of instances that never saw it: trying another one costs no engine anything."""
 
     async def run(self) -> None:
         """Serve it. Every path ends with an answer (or a client that left) and nothing reserved."""
@@ -204,15 +207,18 @@ class Request:
         job, services = self._job, self._services
         excluded.add(failure.member.instance.id)
         self._met_back_pressure |= failure.setback is Setback.BACK_PRESSURE
-        retries = job.decision.attempts - 1
+        retries = job.decision.attempts - 1 - self._not_reached
+        reached = failure.setback is not Setback.CONNECT
+        self._not_reached += not reached
         what = remedy(
             failure.phase,
             failure.setback,
             staged=failure.staged is not None,
-            may_retry=retries < MAX_RETRIES and not services.budget.empty,
+            # Each instance is tried once, so that this ends.
+            may_retry=not reached or (retries < MAX_RETRIES and not services.budget.empty),
         )
         services.metrics.setback(failure.setback, what)
-        if what in (Remedy.PLACE_ANEW, Remedy.HAND_OVER_AGAIN):
+        if reached and what in (Remedy.PLACE_ANEW, Remedy.HAND_OVER_AGAIN):
             services.budget.spend()
         return what
 

@@ -30,8 +30,9 @@ class Member:
     """
 
     __slots__ = (
-        "awaited", "breaker", "cached_tokens", "inbound_flows", "instance", "lives", "pace", "prompt_tokens",
-        "reachable", "requests", "tokenizer_compared", "tokenizer_mismatch", "upstream", "whole",
+        "awaited", "breaker", "cached_tokens", "drains", "inbound_flows", "instance", "lives", "missed",
+        "pace", "prompt_tokens", "reachable", "requests", "tokenizer_compared", "tokenizer_mismatch",
+        "upstream", "whole",
     )  # fmt: skip
 
     def __init__(self, instance: Instance, upstream: Upstream) -> None:
@@ -41,6 +42,10 @@ class Member:
         self.upstream = upstream
         self.breaker = Breaker()
         self.reachable = True
+        self.missed = False
+        """A request could not connect to it, and nobody has seen it well since."""
+        self.drains = False
+        """Its sidecar said so itself, which the registry may not know."""
         self.lives = 0
         """Times it came back after being out of reach; part of its epoch where nobody else counts."""
         self.requests = 0
@@ -60,8 +65,15 @@ class Member:
 
     @property
     def state(self) -> InstanceState:
-        """As the registry says, unless it cannot be reached."""
-        return self.instance.state if self.reachable else InstanceState.UNREACHABLE
+        """As the registry says, unless it cannot be reached or says itself that it drains."""
+        if not self.reachable:
+            return InstanceState.UNREACHABLE
+        return InstanceState.DRAINING if self.drains else self.instance.state
+
+    @property
+    def in_doubt(self) -> bool:
+        """Whether the registry alone does not say how it fares."""
+        return self.missed or self.drains or not self.reachable
 
 
 class Team(msgspec.Struct, frozen=True, eq=False):
@@ -168,6 +180,8 @@ class Roster:
             began_anew = member.instance.epoch != instance.epoch
             if began_anew:
                 member.breaker = Breaker()
+                member.missed = member.drains = False
+                member.reachable = True
             member.instance = instance
             member.whole = _whole(instance)
             if began_anew:
@@ -211,8 +225,7 @@ class Roster:
         return [
             member
             for member in self.members.values()
-            if member.reachable
-            and member.instance.state is InstanceState.READY
+            if member.state is InstanceState.READY
             and member.instance.id not in excluded
             and (not self._tripped or member.breaker.admits(now_s))
         ]
@@ -244,6 +257,20 @@ class Roster:
         for flow, until_s in awaited.items():
             if now_s < until_s:
                 flow.interrupt(StagedLostError())
+
+    def missed(self, member: Member) -> None:
+        """A request could not connect to an instance: who still waits for KV staged there waits in vain."""
+        member.missed = True
+        self.lost(member)
+
+    def heard_drain(self, member: Member, *, draining: bool) -> None:
+        """What its sidecar says of its own drain."""
+        if member.drains != draining:
+            member.drains = draining
+            self.version += 1
+            _log.info(
+                "instance drains" if draining else "instance drains no longer", instance=member.instance.id
+            )
 
     def sent(self, member: Member) -> None:
         """A leg is sent to an instance."""

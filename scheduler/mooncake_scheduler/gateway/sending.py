@@ -106,7 +106,7 @@ class Sending:
             services.roster.faulted(member)
             services.engine_ids.forget(member.instance.id)
         if setback is Setback.CONNECT:
-            services.roster.lost(member)
+            services.roster.missed(member)
         status = leg.error_status if isinstance(leg, StreamLeg) and leg.error_status else leg.status
         _log.warning(
             "a leg failed", request_id=self._job.request_id, instance=member.instance.id,

@@ -18,6 +18,8 @@ _log = structlog.get_logger(__name__)
 LOOK_EVERY_S = 0.25
 SETTLE_S = 1.0
 """Schedulers learn of the mark when they next read the registry: until then work may still arrive."""
+UNMARKED_SETTLE_S = 5.0
+"""Without a registry they learn of it when they next ask sidecars, and must have noticed that it is away."""
 
 
 class Drained(StrEnum):
@@ -38,7 +40,7 @@ async def drain(sidecar: Sidecar, timeout_s: float) -> Drained:
         timeout_s: wall seconds to wait at most.
     """
     began_s = time.monotonic()
-    await sidecar.start_drain()
+    settle_s = SETTLE_S if await sidecar.start_drain() else UNMARKED_SETTLE_S
     _log.info("draining", timeout_s=timeout_s)
     quiet = 0
     while True:
@@ -46,7 +48,7 @@ async def drain(sidecar: Sidecar, timeout_s: float) -> Drained:
         quiet = quiet + 1 if outcome is Drained.IDLE else 0
         waited_s = time.monotonic() - began_s
         # Between the ledger and the engine a request is in neither for a moment: look twice.
-        if outcome is Drained.GONE or (quiet > 1 and waited_s >= SETTLE_S):
+        if outcome is Drained.GONE or (quiet > 1 and waited_s >= settle_s):
             break
         if waited_s >= timeout_s:
             outcome = Drained.TIMEOUT

@@ -45,13 +45,14 @@ def build_app(sidecar: Sidecar) -> FastAPI:
 
     @app.get("/status")
     async def status() -> JSONResponse:
-        """What the sidecar knows, for people."""
+        """What the sidecar knows: for people, and for schedulers whose registry is away."""
         residency = sidecar.residency
         return JSONResponse(
             {
                 "instance": sidecar.config.instance,
                 "epoch": sidecar.instance.epoch if sidecar.instance else 0,
                 "draining": sidecar.draining,
+                "engine_answers": sidecar.engine_answers,
                 "missing": sidecar.ready,
                 "blocks": len(residency.mirror),
                 "sequence": residency.sequence,

@@ -79,6 +79,11 @@ class Sidecar:
         """In this life of the engine."""
 
     @property
+    def engine_answers(self) -> bool:
+        """Whether the engine was well when it was last looked at."""
+        return self._facts is not None
+
+    @property
     def ready(self) -> str | None:
         """What is missing before the engine can be used through the schedulers; None = nothing.
 
@@ -119,13 +124,18 @@ class Sidecar:
         await self.client.close()
         self.residency.close()
 
-    async def start_drain(self) -> None:
-        """Ask schedulers to place nothing more here, now and after any registration to come."""
+    async def start_drain(self) -> bool:
+        """Ask schedulers to place nothing more here, now and after any registration to come.
+
+        Returns:
+            Whether the mark stands in the registry. If not, schedulers have to ask (`/status`).
+        """
         self.draining = True
         try:
-            await self.registry.mark(self.config.instance, InstanceState.DRAINING)
+            return await self.registry.mark(self.config.instance, InstanceState.DRAINING)
         except ConnectionError as error:
             _log.warning("the drain mark cannot be written yet", error=str(error))
+            return False
 
     # The engine's life.
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from mooncake_testing.gateway import gateway
-from mooncake_testing.scripted_engine import Act, ScriptedEngine
+from mooncake_testing.scripted_engine import Act, ScriptedEngine, engines
 from mooncake_testing.scripted_pools import is_error, pools
 from mooncake_testing.waiting import until
 
@@ -281,3 +281,18 @@ async def test_a_stream_that_has_begun_goes_on_without_the_prefill_that_died(tmp
         assert (await asked).rstrip().endswith("data: [DONE]")
         assert len(decode[0].legs) == 1
         await running.settled()
+
+
+async def test_however_many_engines_cannot_be_reached_one_that_can_serves_the_request(tmp_path: Path) -> None:
+    """They never saw it: trying the next one costs nothing, so no bound on retries holds it back."""
+    gone = [ScriptedEngine(f"gone-{number}") for number in range(6)]
+    there = ScriptedEngine("there")
+    async with engines(there, *gone):
+        for engine in gone:
+            await engine.kill()
+        listed = [engine.instance() for engine in (*gone, there)]
+        async with gateway(tmp_path, listed, routing={"policy": "round-robin"}) as running:
+            for _ in range(7):
+                assert (await running.complete()).status_code == 200
+            assert len(there.legs) == 7
+            await running.settled()
