@@ -37,8 +37,10 @@ def _wanted(instance: Instance) -> tuple[bool, str] | None:
     registration = instance.registration
     containers_ready = instance.phase is not Phase.STARTING
     if registration is None:
-        # A registry that lost its memory knows nobody; a goodbye comes with containers that end.
-        return None if containers_ready else (False, reasons.NOT_REGISTERED)
+        # A registry that lost its memory knows nobody, and a probe may be late at that very moment; a goodbye
+        # comes with containers that end.
+        ended = any(pod.containers_ended for pod in instance.pods)
+        return (False, reasons.NOT_REGISTERED) if ended else None
     if registration.state is InstanceState.DRAINING:
         return (False, reasons.MARKED_BY_USER)
     if registration.state is InstanceState.READY and containers_ready:

@@ -53,6 +53,11 @@ class ObservedPod:
     gpus: int = 0
     phase: str = "Pending"
     containers_ready: bool = False
+    containers_ended: bool = False
+    """Some container does not run, or runs anew and has not come up yet.
+
+    One that is merely slow to answer its readiness probe does run.
+    """
     gate: Gate | None = None
     engine_restarts: int = 0
     node: str = ""

@@ -70,6 +70,7 @@ def observed_pod(pod: Object) -> ObservedPod:
         gpus=_number(annotations.get(GPUS)),
         phase=status.get("phase", "Pending"),
         containers_ready=_condition(status, "ContainersReady").get("status") == "True",
+        containers_ended=any(map(_is_down, status.get("containerStatuses") or ())),
         gate=_gate(status),
         engine_restarts=sum(
             int(container.get("restartCount", 0))
@@ -148,6 +149,10 @@ def _number(text: str | None) -> int:
 def _condition(status: Object, kind: str) -> Object:
     found: Object = next((c for c in status.get("conditions") or () if c.get("type") == kind), {})
     return found
+
+
+def _is_down(container: Object) -> bool:
+    return "running" not in (container.get("state") or {}) or container.get("started") is False
 
 
 def _gate(status: Object) -> Gate | None:

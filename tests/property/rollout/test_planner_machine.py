@@ -162,8 +162,12 @@ class Planner(RuleBasedStateMachine):
 
     def meddle(self, uid, **fields):
         """Somebody else's hand: that the operator had chosen this Pod to go may not be told from it now."""
-        self.meddled.add(uid)
+        self.meddle_with(next(pod.instance for pod in self.own_pods() if pod.uid == uid))
         self.put(uid, **fields)
+
+    def meddle_with(self, instance):
+        """The other Pods of an instance follow the one that somebody ended."""
+        self.meddled |= {pod.uid for pod in self.own_pods() if pod.instance == instance}
 
     def put(self, uid, **fields):
         pods = tuple(replace(p, **fields) if p.uid == uid else p for p in self.observed.pods)
@@ -183,7 +187,13 @@ class Planner(RuleBasedStateMachine):
     @rule(data=st.data())
     def pod_becomes_ready(self, data):
         pod = self.pick(data, lambda p: p.deleted_s is None and p.phase in ("Pending", "Running"))
-        self.put(pod.uid, phase="Running", containers_ready=True, node=f"node-{hash(pod.uid) % 3}")
+        self.put(
+            pod.uid,
+            phase="Running",
+            containers_ready=True,
+            containers_ended=False,
+            node=f"node-{hash(pod.uid) % 3}",
+        )
         peers = [p for p in self.own_pods() if p.instance == pod.instance]
         if self.observed.registry is not None and all(p.containers_ready for p in peers):
             registry = {**self.observed.registry}
@@ -200,7 +210,8 @@ class Planner(RuleBasedStateMachine):
     @rule(data=st.data())
     def engine_restarts(self, data):
         pod = self.pick(data, lambda p: p.deleted_s is None and p.phase == "Running")
-        self.put(pod.uid, engine_restarts=pod.engine_restarts + 1, containers_ready=False)
+        restarts = pod.engine_restarts + 1
+        self.put(pod.uid, engine_restarts=restarts, containers_ready=False, containers_ended=True)
 
     @rule(data=st.data())
     def pod_is_unready_for_a_while(self, data):
@@ -254,9 +265,7 @@ class Planner(RuleBasedStateMachine):
     @rule(data=st.data())
     def somebody_takes_a_pod_from_its_pool(self, data):
         pod = self.pick(data)
-        for peer in self.own_pods():
-            if peer.instance == pod.instance:
-                self.meddled.add(peer.uid)
+        self.meddle_with(pod.instance)
         self.put(pod.uid, owner_uid=data.draw(st.sampled_from(["", "uid-of-another"])))
         if pod.rank == 0:
             self.forget(pod.instance)

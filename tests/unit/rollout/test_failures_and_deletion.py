@@ -285,8 +285,16 @@ def test_a_goodbye_and_a_drain_by_hand_close_the_gate():
         ("p-p-0", False, reasons.MARKED_BY_USER)
     ]
     registry = {name: r for name, r in observed.registry.items() if name != "p-p-0"}
-    left = replace(put(observed, "p-p-0", containers_ready=False), registry=registry)
+    ended = put(observed, "p-p-0", containers_ready=False, containers_ended=True)
+    left = replace(ended, registry=registry)
     assert [(a.pod, a.status) for a in of(plan(cluster, left), SetGate)] == [("p-p-0", False)]
+
+
+def test_a_late_probe_closes_no_gate_while_a_new_redis_knows_nobody_yet():
+    cluster, observed = at_rest()
+    late = put(observed, "p-p-0", containers_ready=False)
+    for registry in (None, {}, {"p-p-1": observed.registry["p-p-1"]}):
+        assert of(plan(cluster, replace(late, registry=registry)), SetGate) == []
 
 
 def test_foreign_pods_are_neither_counted_nor_touched_and_their_names_are_avoided():

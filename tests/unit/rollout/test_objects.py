@@ -143,6 +143,22 @@ def test_a_live_pods_state_is_read_from_its_conditions():
     assert (read.ending.reason, "137" in read.ending.message) == ("OOMKilled", True)
 
 
+@pytest.mark.parametrize(
+    ("container", "ended"),
+    [
+        ({"ready": False, "started": True, "state": {"running": {}}}, False),
+        ({"ready": True, "state": {"running": {}}}, False),
+        ({"ready": False, "started": False, "state": {"running": {}}}, True),
+        ({"ready": False, "started": False, "state": {"waiting": {"reason": "CrashLoopBackOff"}}}, True),
+        ({"ready": False, "started": False, "state": {"terminated": {"exitCode": 1}}}, True),
+    ],
+)
+def test_a_container_that_is_late_with_a_probe_has_not_ended(container, ended):
+    well = {"name": "sidecar", "ready": True, "started": True, "state": {"running": {}}}
+    status = {"phase": "Running", "containerStatuses": [well, {"name": "engine", **container}]}
+    assert observed_pod({"metadata": {"name": "p"}, "status": status}).containers_ended is ended
+
+
 def test_work_in_flight_is_all_that_the_scheduler_promised_to_an_instance():
     load = {"queued_s": 3.5, "queued": 1, "batch": 2, "arriving": 3, "kv_tokens": 999}
     views = [
