@@ -18,6 +18,7 @@ _COMMANDS = (
     "mooncakectl.commands.rollout",
     "mooncakectl.replay.command",
     "mooncakectl.simulate.command",
+    "mooncakectl.plan.command",
     "mooncakectl.workload.command",
 )
 

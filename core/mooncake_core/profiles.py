@@ -26,6 +26,8 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
     """What one instance's NICs carry."""
     dram_to_hbm_bytes_per_s: float
     ssd_bytes_per_s: float
+    gpus: int = 8
+    """GPUs of the instance that the constants were measured on."""
 
     def over(self, pods: int, *, tensor: int = 1, pipeline: int = 1) -> Profile:
         """The constants of an instance that consists of several Pods, each as fast as this profile.

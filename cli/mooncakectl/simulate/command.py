@@ -55,7 +55,7 @@ def command(
 
     try:
         asked = questions(
-            spec_of(_cluster(file)),
+            spec_of(cluster_in(file)),
             policies=_policies(policy, names()),
             admissions=_admissions(admission),
             speeds=_speeds(speed),
@@ -108,7 +108,13 @@ def typed() -> str:
     return shlex.join(["mooncakectl", *words])
 
 
-def _cluster(file: Path) -> MooncakeCluster:
+def cluster_in(file: Path) -> MooncakeCluster:
+    """The one MooncakeCluster of a manifest.
+
+    Raises:
+        ManifestError: the manifest is wrong.
+        ValueError: it has none, or several.
+    """
     from mooncake_core.api.cluster import MooncakeCluster
     from mooncake_core.api.manifests import load_manifests
 

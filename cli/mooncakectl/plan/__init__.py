@@ -1,0 +1,1 @@
+"""`mooncakectl plan`: the cheapest pools that keep an SLO for a trace."""

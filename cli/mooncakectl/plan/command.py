@@ -1,0 +1,214 @@
+"""`mooncakectl plan`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from mooncakectl.console import err, out, print_json, report_error, say
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from mooncake_core.api.cluster import MooncakeCluster
+    from mooncake_simulator.workloads import Request
+    from mooncakectl.plan.search import Prices, Size
+    from mooncakectl.plan.tries import Trial
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to the command line."""
+    app.command("plan")(command)
+
+
+def command(
+    file: Annotated[Path, typer.Option("--file", "-f", help="The manifest of a MooncakeCluster.")],
+    trace: Annotated[Path, typer.Option(help="Trace file: JSON lines as released with the Mooncake paper.")],
+    speed: Annotated[float, typer.Option(help="Trace seconds a second: 2 plans for twice the load.")] = 1.0,
+    max_prefill: Annotated[int, typer.Option(min=1, max=512, help="Prefill instances at most.")] = 32,
+    max_decode: Annotated[int, typer.Option(min=1, max=512, help="Decode instances at most.")] = 32,
+    gpu_price: Annotated[
+        float | None, typer.Option(help="What a GPU costs an hour; without it, GPUs are counted.")
+    ] = None,
+    prefill_price: Annotated[
+        float | None, typer.Option(help="What a prefill instance costs an hour, instead of its GPUs.")
+    ] = None,
+    decode_price: Annotated[float | None, typer.Option(help="The same of a decode instance.")] = None,
+    seeds: Annotated[
+        int, typer.Option(min=1, max=100, help="Runs of each size; the SLO must be kept in all of them.")
+    ] = 1,
+    jitter_ms: Annotated[
+        float, typer.Option(min=0, help="Spread arrivals evenly over so many trace milliseconds.")
+    ] = 0,
+    limit: Annotated[int | None, typer.Option(min=1, help="At most so many requests.")] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Write the manifest there instead of on stdout.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print what was found as JSON.")] = False,
+) -> None:
+    """Find the cheapest pools that keep the manifest's SLO for a trace, and print them as a manifest.
+
+    Sizes are simulated with the code that places and admits live. The SLO is kept when its percentile of all
+    requests stays inside its targets; who is refused does not. The KV cache pool stays as it is.
+    """
+    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    from mooncake_core.api.manifests import ManifestError
+    from mooncake_simulator.cluster.manifest import spec_of
+    from mooncake_simulator.workloads import TraceError, read_trace
+    from mooncakectl.plan.demand import least_size
+    from mooncakectl.plan.manifest import with_sizes
+    from mooncakectl.plan.search import NoSizeError, Size, cheapest
+    from mooncakectl.plan.slo import objectives_of
+    from mooncakectl.plan.table import tries_table
+    from mooncakectl.plan.tries import Trial
+    from mooncakectl.simulate.command import cluster_in
+
+    try:
+        if not 0 < speed < float("inf"):
+            raise ValueError(f"--speed {speed:g}: write a number above 0, e.g. 1.5")
+        cluster = cluster_in(file)
+        _check_pools(cluster)
+        spec, objectives = spec_of(cluster), objectives_of(cluster.spec.slo)
+        prices, unit = _prices(cluster, gpu_price, prefill_price, decode_price)
+        requests = read_trace(trace, limit=limit)
+        if not requests:
+            raise TraceError(f"{trace}: no requests to plan for")
+        most = Size(max_prefill, max_decode)
+        least = least_size(spec, requests, objectives, speed)
+        if not most.covers(least):
+            raise ValueError(_hopeless(least, most))
+    except (ManifestError, TraceError, ValueError) as error:
+        report_error(str(error))
+        raise typer.Exit(1) from None
+
+    text = file.read_text(encoding="utf-8")
+    columns = SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn()
+    with Progress(*columns, console=err, transient=True) as progress:
+        task = progress.add_task("simulating", total=None)
+        trial = Trial(
+            spec, requests, objectives, prices, speed=speed, seeds=range(seeds), jitter_ms=jitter_ms,
+            on_size=lambda size: progress.update(task, description=_shown(size, trial)),
+            on_arrival=lambda: progress.advance(task),
+        )  # fmt: skip
+
+        def allowed(size: Size) -> bool:
+            return _is_manifest(with_sizes(text, size))
+
+        try:
+            chosen = cheapest(trial, prices, least=least, most=most, allowed=allowed)
+        except NoSizeError:
+            chosen = None
+    runs = f"{seeds} seeds" if seeds > 1 else "1 seed"
+    title = " · ".join((trace.name, f"{speed:g}×", spec.policy, spec.admission.value, runs))
+    if not as_json or chosen is None:
+        err.print(tries_table(trial.tries, chosen, title, unit))
+    if chosen is None:
+        report_error(_none_does(trial, most))
+        raise typer.Exit(1)
+    manifest = with_sizes(text, chosen)
+    million_tokens = _million_tokens_an_hour(requests, speed)
+    if output is not None:
+        output.write_text(manifest, encoding="utf-8")
+        say(f"{output}: written")
+    if as_json:
+        found = {"trace": trace.name, "cost_per_million_tokens": prices.of(chosen) / million_tokens}
+        print_json(found | _document(trial, chosen, prices, unit, manifest))
+        return
+    say(_told(chosen, prices, unit, million_tokens))
+    if output is None:
+        out.print(manifest, end="", markup=False, highlight=False, soft_wrap=True)
+
+
+def _check_pools(cluster: MooncakeCluster) -> None:
+    """A plan is one number for each side."""
+    spec = cluster.spec
+    for field, pools in (("prefillPools", spec.prefill_pools), ("decodePools", spec.decode_pools)):
+        if len(pools) != 1:
+            raise ValueError(f"spec.{field}: {len(pools)} pools: a plan sizes one of each kind: write one")
+
+
+def _prices(
+    cluster: MooncakeCluster, gpu: float | None, prefill: float | None, decode: float | None
+) -> tuple[Prices, str]:
+    """Prices of the instances, and the unit in which they are told."""
+    from mooncake_core.profiles import LLAMA3_70B_A800, PROFILES
+    from mooncakectl.plan.search import Prices
+
+    for name, price in (("gpu", gpu), ("prefill", prefill), ("decode", decode)):
+        if price is not None and not 0 < price < float("inf"):
+            raise ValueError(f"--{name}-price {price:g}: write a number above 0")
+    if (prefill is None) != (decode is None) and gpu is None:
+        raise ValueError("--prefill-price and --decode-price: write both, or --gpu-price for the other")
+    spec = cluster.spec
+    profile = LLAMA3_70B_A800 if spec.engine.profile is None else PROFILES[spec.engine.profile]
+    each = []
+    for price, pools in ((prefill, spec.prefill_pools), (decode, spec.decode_pools)):
+        asked = pools[0].resources.gpu
+        gpus = profile.gpus if asked is None else asked.count * pools[0].instance.size
+        each.append(price if price is not None else gpus * (1.0 if gpu is None else gpu))
+    return Prices(*each), "GPUs" if gpu is None and prefill is None else "cost/h"
+
+
+def _is_manifest(text: str) -> bool:
+    """Whether the manifest's own rules (GPU budget, ratio of the pools) allow it."""
+    from mooncake_core.api.manifests import ManifestError, load_manifests
+
+    try:
+        load_manifests(text)
+    except ManifestError:
+        return False
+    return True
+
+
+def _shown(size: Size, trial: Trial) -> str:
+    return f"{size.prefill}+{size.decode}, {len(trial.tries)} sizes tried"
+
+
+def _hopeless(least: Size, most: Size) -> str:
+    return (
+        f"no size up to {most.prefill} prefill and {most.decode} decode instances can do this trace's work "
+        f"in its time: at least {least.prefill}+{least.decode} are needed: allow more with --max-prefill "
+        "and --max-decode, or less --speed"
+    )
+
+
+def _none_does(trial: Trial, most: Size) -> str:
+    largest = next((each for each in trial.tries if each.size == most), None)
+    if largest is not None and largest.missed:
+        return (
+            f"no size up to {most.prefill} prefill and {most.decode} decode instances keeps the SLO; with "
+            f"all of them: {largest.missed}: allow more with --max-prefill and --max-decode, less --speed, "
+            "or a weaker spec.slo"
+        )
+    return (
+        "sizes keep the SLO, but none of them may be written: spec.coordination (gpuBudget, ratio) forbids "
+        "them: change it"
+    )
+
+
+def _million_tokens_an_hour(requests: Sequence[Request], speed: float) -> float:
+    """Tokens of prompts and answers that the trace brings in an hour, in millions."""
+    tokens = sum(request.input_length + request.output_length for request in requests)
+    span_s = (requests[-1].timestamp_ms - requests[0].timestamp_ms) / 1e3 / speed
+    return tokens / 1e6 / max(span_s, 1.0) * 3600
+
+
+def _told(chosen: Size, prices: Prices, unit: str, million_tokens: float) -> str:
+    price = prices.of(chosen)
+    an_hour = f"{price:,.6g} GPUs" if unit == "GPUs" else f"{price:,.6g} an hour"
+    a_million = f"{price / million_tokens:.3g} {'GPU-hours' if unit == 'GPUs' else ''}".strip()
+    return f"{chosen.prefill}+{chosen.decode}: {an_hour}, {a_million} for a million tokens"
+
+
+def _document(trial: Trial, chosen: Size, prices: Prices, unit: str, manifest: str) -> dict[str, Any]:
+    return {
+        "prefill": chosen.prefill,
+        "decode": chosen.decode,
+        "cost_per_hour": prices.of(chosen),
+        "cost_unit": unit,
+        "tried": [each.document() for each in trial.tries],
+        "manifest": manifest,
+    }

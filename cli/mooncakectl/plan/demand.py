@@ -1,0 +1,54 @@
+"""How many instances a trace needs at least, before anything is simulated."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import ceil
+
+from mooncake_scheduler.conductor.cost import CostModel
+from mooncake_simulator.cluster.cluster import ClusterSpec
+from mooncake_simulator.workloads import BLOCK_TOKENS, Request
+from mooncakectl.plan.search import Size
+from mooncakectl.plan.slo import Objectives
+
+
+def least_size(spec: ClusterSpec, trace: Sequence[Request], objectives: Objectives, speed: float) -> Size:
+    """A size below which the SLO cannot be kept, whatever is placed where.
+
+    Prefill: those requests that must come in time, the cheapest ones, have to be computed between the first
+    arrival and the last one's limit, with nothing computed twice. Decode: their tokens, at the largest batch
+    whose steps stay inside the limit.
+    """
+    model = CostModel.from_profile(spec.profile)
+    span_s = (trace[-1].timestamp_ms - trace[0].timestamp_ms) / 1e3 / speed
+    prefill = decode = 1
+    if objectives.ttft is not None:
+        needed_s = _cheapest(_prefills_s(model, trace), objectives.ttft.share)
+        prefill = ceil(needed_s / (span_s + objectives.ttft.target_s) - 1e-9)
+    if objectives.tbt is not None and objectives.tbt.target_s > model.t0_s:
+        largest = (objectives.tbt.target_s - model.t0_s) / model.t1_s_per_request
+        token_s = model.t1_s_per_request + model.t0_s / max(largest, 1.0)
+        steps = [float(max(0, request.output_length - 1)) for request in trace]
+        # Who is first to come may be the last to end: its steps, as slow as they may be, come on top.
+        late_s = (objectives.ttft.target_s if objectives.ttft else span_s) + max(steps) * max(
+            objectives.tbt.target_s, token_s
+        )
+        decode = ceil(_cheapest(steps, objectives.tbt.share) * token_s / (span_s + late_s) - 1e-9)
+    return Size(max(1, prefill), max(1, decode))
+
+
+def _prefills_s(model: CostModel, trace: Sequence[Request]) -> list[float]:
+    """Seconds of computing for each request, with an endless cache."""
+    seen: set[int] = set()
+    seconds = []
+    for request in trace:
+        held = next((at for at, block in enumerate(request.hash_ids) if block not in seen), None)
+        cached = request.input_length if held is None else held * BLOCK_TOKENS
+        seconds.append(model.prefill_s(request.input_length, min(cached, request.input_length - 1)))
+        seen.update(request.hash_ids)
+    return seconds
+
+
+def _cheapest(amounts: Sequence[float], share: float) -> float:
+    """The sum of the smallest ones that make up a share."""
+    return sum(sorted(amounts)[: ceil(share * len(amounts) - 1e-9)])

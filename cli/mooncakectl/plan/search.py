@@ -1,0 +1,116 @@
+"""The cheapest pair of pools, found with few tries; what a try is, the caller says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+
+class Size(NamedTuple):
+    """Instances of both pools."""
+
+    prefill: int
+    decode: int
+
+    def covers(self, other: Size) -> bool:
+        """Whether it has at least as many instances of each kind."""
+        return self.prefill >= other.prefill and self.decode >= other.decode
+
+
+@dataclass(frozen=True, slots=True)
+class Prices:
+    """What an instance costs for an hour."""
+
+    prefill: float
+    decode: float
+
+    def of(self, size: Size) -> float:
+        """What all instances of a size cost for an hour."""
+        return size.prefill * self.prefill + size.decode * self.decode
+
+
+class NoSizeError(Exception):
+    """Even the largest size does not do."""
+
+
+def cheapest(
+    does: Callable[[Size], bool],
+    prices: Prices,
+    *,
+    least: Size,
+    most: Size,
+    allowed: Callable[[Size], bool] = lambda size: True,
+) -> Size:
+    """The cheapest size that does, with one instance fewer on either side tried and found too small.
+
+    More instances are taken to be no worse: a size that fails rules out all that are smaller on both sides.
+    The least of each side is found by halving, with the most of the other; from there on sizes are tried in
+    the order of their price. Where more instances did harm (a prefill pool that grows hands decode more),
+    the sizes next to the one found are tried all the same, and a cheaper one that does is taken.
+
+    Args:
+        does: whether a size keeps the SLO; asked at most once for each.
+        prices: of the instances; above 0.
+        least: sizes below it are known not to do.
+        most: sizes above it are not tried.
+        allowed: whether a size may be chosen at all.
+
+    Raises:
+        NoSizeError: no allowed size up to `most` does.
+    """
+    tried: dict[Size, bool] = {}
+
+    def holds(size: Size) -> bool:
+        if size not in tried:
+            tried[size] = does(size)
+        return tried[size]
+
+    if not holds(most):
+        raise NoSizeError
+    prefill = _halve(lambda count: holds(Size(count, most.decode)), least.prefill, most.prefill)
+    decode = _halve(lambda count: holds(Size(most.prefill, count)), least.decode, most.decode)
+    for size in _by_price(Size(prefill, decode), most, prices):
+        if allowed(size) and not _ruled_out(size, tried) and holds(size):
+            return _smallest(size, holds, prices, allowed)
+    raise NoSizeError
+
+
+def _halve(holds: Callable[[int], bool], least: int, most: int) -> int:
+    """The smallest count that holds, `most` being known to."""
+    while least < most:
+        middle = (least + most) // 2
+        if holds(middle):
+            most = middle
+        else:
+            least = middle + 1
+    return most
+
+
+def _by_price(least: Size, most: Size, prices: Prices) -> Iterator[Size]:
+    sizes = [
+        Size(prefill, decode)
+        for prefill in range(least.prefill, most.prefill + 1)
+        for decode in range(least.decode, most.decode + 1)
+    ]
+    # Of one price the one with fewer instances; then the one whose pools are less unlike.
+    yield from sorted(sizes, key=lambda s: (prices.of(s), sum(s), abs(s.prefill - s.decode)))
+
+
+def _ruled_out(size: Size, tried: dict[Size, bool]) -> bool:
+    return any(not held and other.covers(size) for other, held in tried.items())
+
+
+def _smallest(
+    size: Size, holds: Callable[[Size], bool], prices: Prices, allowed: Callable[[Size], bool]
+) -> Size:
+    """A size from which no instance can be taken."""
+    while True:
+        fewer = [
+            each
+            for each in (Size(size.prefill - 1, size.decode), Size(size.prefill, size.decode - 1))
+            if min(each) > 0 and allowed(each) and holds(each)
+        ]
+        if not fewer:
+            return size
+        size = min(fewer, key=prices.of)

@@ -1,0 +1,104 @@
+"""The cheapest size, whatever keeps the SLO and whatever instances cost."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mooncake_simulator.cluster.cluster import ClusterSpec
+from mooncake_simulator.cluster.simulation import simulate
+from mooncake_simulator.workloads import Request
+from mooncakectl.plan.demand import least_size
+from mooncakectl.plan.search import NoSizeError, Prices, Size, cheapest
+from mooncakectl.plan.slo import Objective, Objectives, kept
+
+MOST = Size(9, 7)
+prices = st.builds(Prices, st.floats(0.1, 9), st.floats(0.1, 9))
+corners = st.lists(st.builds(Size, st.integers(1, 11), st.integers(1, 9)), min_size=1, max_size=4)
+sizes = [Size(p, d) for p in range(1, MOST.prefill + 1) for d in range(1, MOST.decode + 1)]
+
+
+def _smaller(size: Size) -> list[Size]:
+    each = [Size(size.prefill - 1, size.decode), Size(size.prefill, size.decode - 1)]
+    return [one for one in each if min(one) > 0]
+
+
+@given(corners, prices)
+def test_where_more_is_never_worse_nothing_cheaper_does_and_most_sizes_are_not_tried(
+    corners: list[Size], prices: Prices
+) -> None:
+    asked = []
+
+    def does(size: Size) -> bool:
+        asked.append(size)
+        return any(size.covers(corner) for corner in corners)
+
+    good = [size for size in sizes if any(size.covers(corner) for corner in corners)]
+    if not good:
+        with pytest.raises(NoSizeError):
+            cheapest(does, prices, least=Size(1, 1), most=MOST)
+        assert asked == [MOST]
+        return
+    found = cheapest(does, prices, least=Size(1, 1), most=MOST)
+    assert found in good
+    assert prices.of(found) == pytest.approx(min(map(prices.of, good)))
+    assert not any(size in good for size in _smaller(found))
+    assert len(asked) == len(set(asked))
+    # Two halvings, the staircase between, and the neighbours.
+    assert len(asked) <= 1 + 4 + 3 + MOST.prefill + MOST.decode + 2
+
+
+@given(st.frozensets(st.sampled_from(sizes)), prices)
+def test_where_more_can_do_harm_what_is_found_still_does_and_no_instance_can_be_taken_from_it(
+    good: frozenset[Size], prices: Prices
+) -> None:
+    good = good | {MOST}
+    found = cheapest(good.__contains__, prices, least=Size(1, 1), most=MOST)
+    assert found in good
+    assert not any(size in good for size in _smaller(found))
+
+
+@given(st.sampled_from(sizes), prices)
+def test_what_may_not_be_chosen_is_not(limit: Size, prices: Prices) -> None:
+    found = cheapest(
+        lambda size: True, prices, least=Size(1, 1), most=MOST, allowed=lambda size: size.covers(limit)
+    )
+    assert found == limit
+
+
+@st.composite
+def traces(draw: st.DrawFn) -> list[Request]:
+    every_ms = draw(st.sampled_from([1.0, 50.0, 400.0]))
+    return [
+        Request(
+            timestamp_ms=every_ms * at, input_length=draw(st.integers(500, 30_000)),
+            output_length=draw(st.integers(1, 400)), hash_ids=tuple(range(at * 64, at * 64 + 64)),
+        )
+        for at in range(draw(st.integers(5, 30)))
+    ]  # fmt: skip
+
+
+@settings(max_examples=40, deadline=None)
+@given(traces(), st.sampled_from([0.5, 0.9, 1.0]), st.sampled_from([1.0, 5.0]), st.sampled_from([0.03, 0.1]))
+def test_no_size_below_the_least_keeps_the_slo(
+    trace: list[Request], share: float, ttft_s: float, tbt_s: float
+) -> None:
+    objectives = Objectives(Objective(share, ttft_s), Objective(share, tbt_s))
+    spec = ClusterSpec(1, 1, ttft_target_s=ttft_s, tbt_target_s=tbt_s)
+    least = least_size(spec, _whole(trace), objectives, 1.0)
+    for size in ((least.prefill - 1, 64), (64, least.decode - 1)):
+        if min(size) > 0:
+            result = simulate(ClusterSpec(*size, ttft_target_s=ttft_s, tbt_target_s=tbt_s), _whole(trace))
+            assert not kept(result, objectives).keeps(objectives)
+
+
+def _whole(trace: list[Request]) -> list[Request]:
+    """With the blocks that prompts of their lengths have."""
+    return [
+        Request(
+            timestamp_ms=each.timestamp_ms, input_length=each.input_length, output_length=each.output_length,
+            hash_ids=each.hash_ids[: -(-each.input_length // 512)],
+        )
+        for each in trace
+    ]  # fmt: skip

@@ -1,0 +1,197 @@
+"""`mooncakectl plan` as people and machines use it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from mooncake_core.api.cluster import MooncakeCluster
+from mooncake_core.api.manifests import load_manifests
+from mooncake_simulator.cluster.manifest import spec_of
+from mooncake_simulator.cluster.simulation import simulate
+from mooncake_simulator.workloads import generate, read_trace, write_trace
+from mooncakectl.app import build_app
+from mooncakectl.plan.manifest import with_sizes
+from mooncakectl.plan.search import Size
+from mooncakectl.plan.slo import kept, objectives_of
+
+QUICKSTART = Path(__file__).parents[3] / "examples" / "quickstart.yaml"
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> Path:
+    path = tmp_path / "trace.jsonl"
+    write_trace(path, generate(120, 1))
+    return path
+
+
+def _run(*arguments: object) -> tuple[int, str, str]:
+    ran = CliRunner().invoke(build_app(), ["plan", *map(str, arguments)])
+    return ran.exit_code, ran.stdout, ran.stderr
+
+
+@pytest.mark.parametrize("options", [[], ["--prefill-price", "1", "--decode-price", "7"], ["--seeds", "3"]])
+def test_the_plan_keeps_the_slo_and_one_instance_fewer_on_either_side_does_not(
+    trace: Path, tmp_path: Path, options: list[str]
+) -> None:
+    planned = tmp_path / "planned.yaml"
+    code, _, said = _run(
+        "-f", QUICKSTART, "--trace", trace, "--speed", "20", "--max-prefill", "24", "--max-decode", "24",
+        "-o", planned, *options,
+    )  # fmt: skip
+    assert code == 0, said
+    (cluster,) = [each for each in load_manifests(planned) if isinstance(each, MooncakeCluster)]
+    spec, objectives = spec_of(cluster), objectives_of(cluster.spec.slo)
+    seeds = range(3 if "--seeds" in options else 1)
+    assert spec.prefill > 1
+
+    def keeps(prefill: int, decode: int) -> bool:
+        size = replace(spec, prefill=prefill, decode=decode)
+        runs = [simulate(size, read_trace(trace), speed=20, seed=seed) for seed in seeds]
+        return all(kept(run, objectives).keeps(objectives) for run in runs)
+
+    assert keeps(spec.prefill, spec.decode)
+    assert not keeps(spec.prefill - 1, spec.decode)
+    if spec.decode > 1:
+        assert not keeps(spec.prefill, spec.decode - 1)
+
+
+def test_machines_get_what_was_tried_and_what_it_costs(trace: Path) -> None:
+    code, printed, said = _run(
+        "-f",
+        QUICKSTART,
+        "--trace",
+        trace,
+        "--speed",
+        "20",
+        "--gpu-price",
+        "2.5",
+        "--json",
+        "--max-prefill",
+        "20",
+    )
+    assert code == 0, said
+    found = json.loads(printed)
+    chosen = next(
+        each
+        for each in found["tried"]
+        if (each["prefill"], each["decode"]) == (found["prefill"], found["decode"])
+    )
+    assert chosen["keeps_slo"]
+    assert found["cost_per_hour"] == chosen["cost_per_hour"] == (found["prefill"] + found["decode"]) * 8 * 2.5
+    assert found["cost_per_million_tokens"] > 0
+    cheaper = [each for each in found["tried"] if each["cost_per_hour"] < found["cost_per_hour"]]
+    assert cheaper
+    assert not any(each["keeps_slo"] for each in cheaper)
+    (manifest,) = yaml.safe_load_all(found["manifest"])
+    assert manifest["spec"]["prefillPools"][0]["replicas"] == found["prefill"]
+
+
+def test_the_manifest_goes_to_stdout_and_the_table_does_not(trace: Path) -> None:
+    code, printed, said = _run("-f", QUICKSTART, "--trace", trace, "--speed", "20", "--max-prefill", "20")
+    assert code == 0
+    assert printed.startswith("# The smallest whole Mooncake")
+    assert isinstance(load_manifests(printed)[0], MooncakeCluster)
+    assert "cheapest that keeps the SLO" in said
+    assert "GPU-hours for a million tokens" in said
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--speed", "20", "--max-prefill", "2"], "prefill and 32 decode instances"),
+        (["--speed", "0"], "--speed 0: write a number above 0"),
+        (["--gpu-price", "-1"], "--gpu-price -1: write a number above 0"),
+        (["--prefill-price", "2"], "write both, or --gpu-price for the other"),
+    ],
+)
+def test_what_cannot_be_planned_says_why_and_what_to_write(
+    trace: Path, options: list[str], said: str
+) -> None:
+    code, printed, complained = _run("-f", QUICKSTART, "--trace", trace, *options)
+    assert code == 1
+    assert not printed
+    assert said in complained.replace("\n", " ")
+
+
+def test_a_first_token_sooner_than_any_prompt_can_be_computed_is_no_size_s_fault(
+    trace: Path, tmp_path: Path
+) -> None:
+    manifest = tmp_path / "cluster.yaml"
+    manifest.write_text(QUICKSTART.read_text().replace("target: 30s", "target: 1ms"))
+    code, _, complained = _run("-f", manifest, "--trace", trace, "--max-prefill", "300", "--max-decode", "8")
+    assert code == 1
+    assert (
+        "no size up to 300 prefill and 8 decode instances keeps the SLO; with all of them: TTFT kept for"
+        in (complained)
+    )
+
+
+def test_without_a_promise_there_is_nothing_to_plan_for(trace: Path, tmp_path: Path) -> None:
+    document = yaml.safe_load(QUICKSTART.read_text())
+    del document["spec"]["slo"]
+    manifest = tmp_path / "cluster.yaml"
+    manifest.write_text(yaml.safe_dump(document))
+    code, _, complained = _run("-f", manifest, "--trace", trace)
+    assert code == 1
+    assert "spec.slo: nothing to plan for: write e.g. ttft:" in complained
+
+
+def test_sizes_that_the_manifest_s_own_rules_forbid_are_not_chosen(trace: Path, tmp_path: Path) -> None:
+    document = yaml.safe_load(QUICKSTART.read_text())
+    document["spec"]["coordination"] = {"ratio": {"min": "1", "max": "1"}}
+    manifest = tmp_path / "cluster.yaml"
+    manifest.write_text(yaml.safe_dump(document))
+    code, printed, said = _run(
+        "-f", manifest, "--trace", trace, "--speed", "20", "--json", "--max-prefill", "20"
+    )
+    assert code == 0, said
+    found = json.loads(printed)
+    assert found["prefill"] == found["decode"]
+
+
+MANIFESTS = {
+    "block": """
+spec:
+  prefillPools:
+  - name: p   # the first
+    replicas: 12   # many
+  decodePools:
+  - {name: d, replicas: 1}
+kind: MooncakeCluster
+""",
+    "left out": """
+kind: MooncakeCluster
+spec:
+  decodePools: [{name: d}]
+  prefillPools:
+  - name: p
+    drain: {timeoutSeconds: 60}
+""",
+    "behind another document": """
+kind: ConfigMap
+data: {prefillPools: "no"}
+---
+kind: MooncakeCluster
+spec: {prefillPools: [{name: p, replicas: 2}], decodePools: [{name: d, replicas: 2}]}
+""",
+}
+
+
+@pytest.mark.parametrize("name", MANIFESTS)
+def test_only_the_two_numbers_of_a_manifest_change(name: str) -> None:
+    text = MANIFESTS[name]
+    written = with_sizes(text, Size(7, 30))
+    before, after = list(yaml.safe_load_all(text)), list(yaml.safe_load_all(written))
+    for document in before:
+        if document["kind"] == "MooncakeCluster":
+            document["spec"]["prefillPools"][0]["replicas"] = 7
+            document["spec"]["decodePools"][0]["replicas"] = 30
+    assert after == before
+    assert written.count("#") == text.count("#")
+    assert with_sizes(written, Size(7, 30)) == written
