@@ -128,7 +128,7 @@ def test_a_first_token_sooner_than_any_prompt_can_be_computed_is_no_size_s_fault
     assert code == 1
     assert (
         "no size up to 300 prefill and 8 decode instances keeps the SLO; with all of them: TTFT kept for"
-        in (complained)
+        in complained
     )
 
 
@@ -144,7 +144,7 @@ def test_without_a_promise_there_is_nothing_to_plan_for(trace: Path, tmp_path: P
 
 def test_sizes_that_the_manifest_s_own_rules_forbid_are_not_chosen(trace: Path, tmp_path: Path) -> None:
     document = yaml.safe_load(QUICKSTART.read_text())
-    document["spec"]["coordination"] = {"ratio": {"min": "1", "max": "1"}}
+    document["spec"]["coordination"] = {"ratio": {"minPrefillPerDecode": "1", "maxPrefillPerDecode": "1"}}
     manifest = tmp_path / "cluster.yaml"
     manifest.write_text(yaml.safe_dump(document))
     code, printed, said = _run(
