@@ -104,6 +104,13 @@ class Book:
         """A reservation, by its id."""
         return self._entries.get(reservation_id)
 
+    def waiting(self, reservation_id: str) -> Waiting | None:
+        """What of a prefill that waits for its turn decides when that is; None when it does not wait."""
+        entry = self._entries.get(reservation_id)
+        if entry is None or not entry.prefilling:
+            return None
+        return self._tallies[entry.queue].waiting.get(reservation_id)
+
     def entries(self) -> Iterable[Entry]:
         """All reservations, oldest first."""
         return self._entries.values()

@@ -11,13 +11,15 @@ from itertools import takewhile
 from math import floor, inf
 
 import msgspec
+from msgspec.structs import replace
 
 from mooncake_core.config.scheduler import AdmissionMode
-from mooncake_core.ledger import InstanceLoad, Limits, RefusalReason
+from mooncake_core.ledger import InstanceLoad, Limits, RefusalReason, Waiting
 from mooncake_core.ledger.contract import BUCKET_S
 from mooncake_core.registry import Instance
 from mooncake_scheduler.conductor.cost import CostModel
 from mooncake_scheduler.conductor.model import Ask, InstanceView, Placement, Refused, Stage, World
+from mooncake_scheduler.conductor.order import ROUNDING_S, QueueOrder
 from mooncake_scheduler.conductor.prediction import DecodeLoad, decode_at, decode_course, decode_now
 
 
@@ -27,6 +29,8 @@ class Admission(msgspec.Struct, frozen=True):
     mode: AdmissionMode = AdmissionMode.PREDICTIVE
     headroom: float = 0.95
     """Share of the TBT target and of HBM that is filled; the rest is room for KV growth."""
+    order: QueueOrder | None = None
+    """In which prefills take turns at an instance; None = as they came."""
 
     def judge(self, ask: Ask, placement: Placement, world: World, share: float = 1.0) -> Refused | None:
         """None when the placement is admitted, else why not and when to come back.
@@ -43,6 +47,16 @@ class Admission(msgspec.Struct, frozen=True):
             return None
         scene = Scene(ask, placement, world, self)
         return scene.prefill_refusal(share) or scene.decode_refusal(share)
+
+    def promised(self, ask: Ask, placement: Placement, world: World) -> Placement:
+        """A placement that is admitted, with the TTFT that is promised for it and kept by the order of turns.
+
+        None is promised without a target, nor where the target cannot be met (an instance that is idle is
+        not refused). One that would be in time only with a promise is predicted to come as that allows.
+        """
+        if self.order is None or placement.prefill is None or world.slo.ttft_s is None:
+            return placement
+        return Scene(ask, placement, world, self).promised()
 
     def check_stage(self, stage: Stage, ask: Ask, placement: Placement, world: World) -> Refused | None:
         """None when a stage may start now, else why not; the mode does not matter.
@@ -86,7 +100,8 @@ class Scene:
     """One placement before the judge: the two instances with their load, cost models and targets."""
 
     __slots__ = (
-        "_ask", "_headroom", "_instance", "_load", "_model", "_need_tokens", "_placement", "_rules", "_world",
+        "_ask", "_headroom", "_instance", "_load", "_model", "_need_tokens", "_order", "_placement", "_rules",
+        "_world",
     )  # fmt: skip
 
     def __init__(self, ask: Ask, placement: Placement, world: World, rules: Admission) -> None:
@@ -95,6 +110,8 @@ class Scene:
         self._world = world
         self._rules = rules
         self._headroom = rules.headroom
+        # Who prefills where it decodes does not wait for a turn.
+        self._order = None if placement.prefill is None else rules.order
         self._need_tokens = ask.prompt_tokens + ask.output_tokens
         self._instance = placement.decode
         self._model: CostModel = world.cost.of(placement.decode)
@@ -111,14 +128,55 @@ class Scene:
         """A refusal for a TTFT beyond its limit; Retry-After is when enough of the queue has drained."""
         limit_s = self._ttft_limit_s()
         ttft_s = self._placement.ttft_s
+        if limit_s is not None and ttft_s > share * limit_s:
+            ttft_s = min(ttft_s, self._earliest_ttft_s())
         if limit_s is None or ttft_s <= share * limit_s or not self._knows_prefill() or self._prefill_idle():
             return None
         # The queue drains a second a second; the rest of the TTFT does not wait.
         wait_s = min(ttft_s - share * limit_s, self._placement.queue_s)
         return self._refused(RefusalReason.TTFT, wait_s, self._placement.tbt_s)
 
+    def promised(self) -> Placement:
+        """`Admission.promised`, where there are an order and a target."""
+        placement, limit_s, order = self._placement, self._ttft_limit_s(), self._order
+        if limit_s is None or order is None or not self._knows_prefill():
+            return placement
+        if placement.ttft_s <= limit_s:
+            return replace(placement, promised_ttft_s=limit_s)
+        if self._earliest_ttft_s() > limit_s:
+            return placement
+        now_s = self._world.now_s
+        newcomer = self._newcomer(now_s + limit_s - placement.transfer_s)
+        queue_s = order.join(self._prefill_load(), newcomer, now_s).queue_s
+        return replace(
+            placement,
+            queue_s=queue_s,
+            ttft_s=placement.transfer_s + queue_s + placement.prefill_s,
+            promised_ttft_s=limit_s,
+        )
+
+    def _earliest_ttft_s(self) -> float:
+        """The least TTFT that it can have with all promises kept; without an order there is only the one."""
+        placement, order, now_s = self._placement, self._order, self._world.now_s
+        if order is None:
+            return placement.ttft_s
+        end_s = order.earliest_end_s(self._prefill_load(), placement.prefill_s, now_s)
+        return placement.transfer_s + end_s - now_s
+
+    def _newcomer(self, latest_end_s: float) -> Waiting:
+        return Waiting(self._world.now_s, int(self._placement.prefill_s * 1e6), latest_end_s)
+
     def _queue_limit_s(self) -> float:
-        """`Limits.queued_s`: what the TTFT's limit leaves after the transfer."""
+        """`Limits.queued_s`: what the TTFT's limit leaves after the transfer.
+
+        Where turns are taken in an order, it is what is queued and as much more as breaks no promise.
+        """
+        placement, order = self._placement, self._order
+        if order is not None:
+            load, now_s = self._prefill_load(), self._world.now_s
+            newcomer = self._newcomer(now_s + placement.promised_ttft_s - placement.transfer_s)
+            more_s = order.slack_s(load, newcomer, now_s) + ROUNDING_S
+            return load.queued_s + placement.prefill_s + more_s
         ttft_limit_s = self._ttft_limit_s()
         if ttft_limit_s is None or not self._knows_prefill():
             return inf

@@ -23,6 +23,7 @@ from mooncake_scheduler.conductor.model import (
     Stage,
     World,
 )
+from mooncake_scheduler.conductor.order import QueueOrder
 from mooncake_scheduler.conductor.output import OutputPrediction
 
 _Propose: TypeAlias = Callable[[Ask, World, Chance], Iterator[Placement]]
@@ -61,7 +62,9 @@ class Conductor:
             ttft_percentile: Of admitted requests that are to meet their TTFT target.
         """
         self.policy = policy
-        self.admission = admission
+        self.order: QueueOrder | None = getattr(policy, "order", None)
+        """In which prefills take turns at an instance; None = as they came."""
+        self.admission = replace(admission, order=self.order)
         self.costs = costs
         self.fair_share = FairShare(weights)
         self.output = OutputPrediction(default_output_tokens)
@@ -88,7 +91,7 @@ class Conductor:
         for placement in proposals:
             refused = self._judge(ask, placement, world)
             if refused is None:
-                return placement
+                return self.admission.promised(ask, placement, world)
             first = first or refused
         assert first is not None, "a policy proposes at least one placement"
         return first
@@ -143,8 +146,17 @@ class Conductor:
         """The bounds with which `Ledger.reserve` checks the placement again, over all schedulers."""
         return self.admission.limits(ask, placement, world)
 
-    def reservation(self, ask: Ask, placement: Placement, now_s: float) -> Reservation:
-        """What the placement is predicted to take, for the ledger."""
+    def reservation(
+        self, ask: Ask, placement: Placement, now_s: float, *, waits: bool = False
+    ) -> Reservation:
+        """What the placement is predicted to take, for the ledger.
+
+        Args:
+            ask: The request.
+            placement: What was decided.
+            now_s: The moment.
+            waits: Its prefill is held back until its turn comes.
+        """
         prefill_end_s = now_s + placement.ttft_s
         return Reservation(
             id=ask.id,
@@ -156,6 +168,9 @@ class Conductor:
             decode_end_s=prefill_end_s + ask.output_tokens * placement.tbt_s,
             tenant=ask.tenant,
             prefill_tokens=ask.prompt_tokens - placement.prefix_tokens,
+            waits=waits,
+            # What is fetched comes after its turn has.
+            latest_end_s=now_s + placement.promised_ttft_s - placement.transfer_s,
         )
 
     def expected_output_tokens(self, tenant: str, prompt_tokens: int, max_tokens: int | None = None) -> int:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from enum import StrEnum
+from math import inf
 from typing import Protocol
 
 import msgspec
@@ -15,6 +16,7 @@ import msgspec
 from mooncake_core.ledger import InstanceLoad, RefusalReason
 from mooncake_core.registry import Instance
 from mooncake_scheduler.conductor.cost import CostModels
+from mooncake_scheduler.conductor.order import QueueOrder
 from mooncake_scheduler.conductor.prediction import DecodeLoad
 
 
@@ -76,6 +78,8 @@ class Considered(msgspec.Struct, frozen=True, gc=False):
     transfer_s: float
     prefill_s: float
     ttft_s: float
+    delay_s: float = 0.0
+    """What it would make others wait longer, added up."""
 
 
 class ConsideredDecode(msgspec.Struct, frozen=True, gc=False):
@@ -109,6 +113,8 @@ class Placement(msgspec.Struct, frozen=True, gc=False):
     """What the decode instance is predicted to carry at that moment, without this request."""
     considered: Sequence[Considered] = ()
     considered_decode: Sequence[ConsideredDecode] = ()
+    promised_ttft_s: float = inf
+    """Within which the prefill ends whoever comes after it, as long as nothing fails; inf = not promised."""
 
 
 class Stage(StrEnum):
@@ -152,6 +158,14 @@ class Policy(Protocol):
         Raises:
             NoInstanceError: there is no candidate, or no pair that may work together.
         """
+
+
+class OrderingPolicy(Policy, Protocol):
+    """A policy under which prefills take turns in an order of its own; else as they came."""
+
+    @property
+    def order(self) -> QueueOrder | None:
+        """Where a prefill comes in its instance's queue; None = last."""
 
 
 class ProposingPolicy(Policy, Protocol):

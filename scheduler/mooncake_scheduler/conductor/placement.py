@@ -6,10 +6,13 @@ Seconds throughout. TTFT(i) = T_transfer + T_queue(i) + T_prefill (FAST'25 §4, 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from math import inf
 from typing import NamedTuple, TypeVar
 
 import msgspec
+from msgspec.structs import replace
 
+from mooncake_core.ledger import Waiting
 from mooncake_core.registry import Instance, Role
 from mooncake_scheduler.conductor.cost import CostModel
 from mooncake_scheduler.conductor.model import (
@@ -22,6 +25,7 @@ from mooncake_scheduler.conductor.model import (
     Placement,
     World,
 )
+from mooncake_scheduler.conductor.order import QueueOrder
 from mooncake_scheduler.conductor.prediction import DecodeLoad, decode_at
 
 T = TypeVar("T")
@@ -40,6 +44,13 @@ class PrefillEstimate(msgspec.Struct, frozen=True, gc=False):
     """Tokens that need no computing: those held, and those fetched."""
     fetch_tokens: int
     view: InstanceView
+    delay_s: float = 0.0
+    """What it would make those that wait behind it wait longer, added up: a price in the choice alone."""
+
+    @property
+    def rank_s(self) -> float:
+        """What a choice goes by."""
+        return self.ttft_s + self.delay_s
 
 
 class DecodeEstimate(NamedTuple):
@@ -82,6 +93,27 @@ def estimate_fetched(ask: Ask, view: InstanceView, model: CostModel) -> PrefillE
     prefill_s = model.prefill_s(ask.prompt_tokens, prefix_tokens)
     return PrefillEstimate(
         transfer_s + queue_s + prefill_s, queue_s, transfer_s, prefill_s, prefix_tokens, fetch_tokens, view
+    )
+
+
+def in_order(estimate: PrefillEstimate, order: QueueOrder, now_s: float) -> PrefillEstimate:
+    """An estimate for an instance where turns are taken in an order.
+
+    Args:
+        estimate: As if it came last.
+        order: In which turns are taken.
+        now_s: The moment.
+    """
+    load = estimate.view.load
+    if not load.waiting:
+        return estimate
+    prefill_s = estimate.prefill_s
+    joined = order.join(load, Waiting(now_s, int(prefill_s * 1e6), inf), now_s)
+    return replace(
+        estimate,
+        ttft_s=estimate.transfer_s + joined.queue_s + prefill_s,
+        queue_s=joined.queue_s,
+        delay_s=prefill_s * joined.behind,
     )
 
 
@@ -264,6 +296,7 @@ def _considered(estimate: PrefillEstimate) -> Considered:
         transfer_s=estimate.transfer_s,
         prefill_s=estimate.prefill_s,
         ttft_s=estimate.ttft_s,
+        delay_s=estimate.delay_s,
     )
 
 

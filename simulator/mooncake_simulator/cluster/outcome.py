@@ -29,6 +29,8 @@ class Outcome:
     """Seconds that its prefill computed."""
     ttft_s: float | None = None
     predicted_ttft_s: float | None = None
+    promised_ttft_s: float | None = None
+    """What was promised at admission, and is kept by the order of turns; None = nothing."""
     tbt_s: float | None = None
     """None for an answer of one token, too."""
     predicted_tbt_s: float | None = None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 
+from mooncake_core.ledger import Waiting
 from mooncake_simulator.cluster.agenda import Agenda
 from mooncake_simulator.cluster.series import Series
 
@@ -16,14 +17,22 @@ class Job:
         ready_s: when the KV that is fetched for it has arrived.
         begin: called when its turn comes; returns the seconds of computing.
         done: called when it is computed.
+        waiting: what the order of turns goes by, where there is one.
     """
 
-    __slots__ = ("begin", "done", "ready_s")
+    __slots__ = ("begin", "done", "ready_s", "waiting")
 
-    def __init__(self, ready_s: float, begin: Callable[[], float], done: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        ready_s: float,
+        begin: Callable[[], float],
+        done: Callable[[], None],
+        waiting: Waiting | None = None,
+    ) -> None:
         self.ready_s = ready_s
         self.begin = begin
         self.done = done
+        self.waiting = waiting
 
 
 class PrefillQueue:

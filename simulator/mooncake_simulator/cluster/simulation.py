@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
+from math import inf
 
 from mooncake_core.ledger import InstanceLoad
 from mooncake_core.ledger.board import Board
@@ -23,6 +24,7 @@ from mooncake_simulator.cluster.outcome import Outcome, Result
 from mooncake_simulator.cluster.prefill import Job, PrefillQueue
 from mooncake_simulator.cluster.residency import Residency
 from mooncake_simulator.cluster.series import Load, Series
+from mooncake_simulator.cluster.turns import OrderedQueue
 from mooncake_simulator.workloads.traces import BLOCK_TOKENS, Request
 
 _IDLE = InstanceLoad()
@@ -76,7 +78,13 @@ class _Simulation:
             self.decode = self.prefill
         self.numbers = {each.id: at for row in (self.prefill, self.decode) for at, each in enumerate(row)}
         self.prefill_busy, self.decode_busy, self.kv_tokens = Series(), Series(), Series()
-        self.queues = [PrefillQueue(self.agenda, self.prefill_busy) for _ in self.prefill]
+        self.order = None if spec.coupled else self.conductor.order
+        self.queues = [
+            PrefillQueue(self.agenda, self.prefill_busy)
+            if self.order is None
+            else OrderedQueue(self.agenda, self.order, self.prefill_busy)
+            for _ in self.prefill
+        ]
         self.senders = [Link(profile.network_bytes_per_s) for _ in self.prefill]
         self.receivers = [Link(profile.network_bytes_per_s) for _ in self.prefill]
         self.batches = [self._batch() for _ in self.decode]
@@ -141,7 +149,7 @@ class _Simulation:
         if isinstance(decision, Refused):
             outcome.refused = decision.reason.value
             return
-        reservation = conductor.reservation(ask, decision, now_s)
+        reservation = conductor.reservation(ask, decision, now_s, waits=self.order is not None)
         limits = conductor.limits(ask, decision, world)
         lost = self.board.exceeded(reservation, limits, now_s)
         if lost is not None:
@@ -149,6 +157,8 @@ class _Simulation:
             return
         self.board.book.add(reservation, now_s)
         conductor.observe_admitted(ask, now_s)
+        if decision.promised_ttft_s < inf:
+            outcome.promised_ttft_s = decision.promised_ttft_s
         outcome.predicted_ttft_s, outcome.predicted_tbt_s = decision.ttft_s, decision.tbt_s
         life = _Life(self, request, outcome, ask, decision)
         if self.spec.coupled:
@@ -244,7 +254,8 @@ class _Life:
             if source < world.spec.prefill:
                 ready_s = max(ready_s, world.senders[source].send(size_bytes, now_s))
         world.residency.promise(self.prefill, self.request.hash_ids)
-        world.queues[self.prefill].add(Job(ready_s, self._begin, self._prefilled))
+        waiting = world.board.book.waiting(self.ask.id)
+        world.queues[self.prefill].add(Job(ready_s, self._begin, self._prefilled, waiting))
 
     def serve_whole(self) -> None:
         """Queue at an engine that does both."""
@@ -263,6 +274,7 @@ class _Life:
         self.outcome.ttft_s = now_s - self.outcome.arrival_s
 
     def _begin(self) -> float:
+        self.world.board.begin_prefill(self.ask.id, self.world.agenda.now_s)
         outcome, placement = self.outcome, self.placement
         outcome.cached_tokens = placement.prefix_tokens
         outcome.fetched_tokens = placement.fetch_tokens

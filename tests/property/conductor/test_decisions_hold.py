@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from mooncake_core.config.scheduler import AdmissionMode
-from mooncake_core.ledger import InstanceLoad
+from mooncake_core.ledger import InstanceLoad, Waiting
 from mooncake_core.profiles import LLAMA3_70B_A800
 from mooncake_core.registry import Role
 from mooncake_scheduler.conductor.admission import Admission
@@ -31,6 +31,14 @@ seeds = st.integers(0, 2**16)
 modes = st.sampled_from(AdmissionMode)
 
 
+waits = st.builds(
+    Waiting,
+    st.floats(NOW_S - 40, NOW_S),
+    st.integers(1, 9_000_000),
+    st.just(inf) | st.floats(NOW_S - 5, NOW_S + 60),
+)
+
+
 @st.composite
 def loads(draw):
     arriving = draw(
@@ -41,9 +49,12 @@ def loads(draw):
         st.lists(st.tuples(st.integers(480, 900), st.integers(1, 5), st.integers(1, 9_000)), max_size=6)
     )
     queued = draw(st.integers(0, 5))
+    waiting = draw(st.lists(waits, max_size=4)) if queued else []
+    handed_over_s = draw(st.floats(0.001, 20)) if queued else 0.0
     return InstanceLoad(
-        queued_s=draw(st.floats(0.001, 20)) if queued else 0.0,
-        queued=queued,
+        queued_s=handed_over_s + sum(each.cost_us for each in waiting) / 1e6,
+        queued=queued + len(waiting),
+        waiting=tuple(sorted(waiting)),
         batch=batch,
         arriving=sum(each[1] for each in arriving),
         kv_tokens=draw(st.integers(0, 1_500_000)) if batch or arriving else 0,

@@ -7,6 +7,7 @@ from typing import ClassVar
 
 from mooncake_core.registry import Role
 from mooncake_scheduler.conductor.model import Ask, Chance, InstanceView, Placement, World
+from mooncake_scheduler.conductor.order import QueueOrder
 from mooncake_scheduler.conductor.placement import (
     DecodeEstimate,
     PrefillEstimate,
@@ -16,6 +17,7 @@ from mooncake_scheduler.conductor.placement import (
     estimate_fetched,
     estimate_local,
     exceeds_ratio,
+    in_order,
     no_instance,
     pick_tied,
     rank_decode,
@@ -37,14 +39,17 @@ class KvCentric:
         balancing_threshold: float = 1.5,
         disaggregation_threshold_tokens: int = 0,
         tie_window: float = 0.005,
+        shortest_first: bool = True,
     ) -> None:
-        """Takes the three numbers of the policy.
+        """Takes the settings of the policy.
 
         Args:
             balancing_threshold: Ratio best_len / prefix_len above which a fetch is weighed at all.
             disaggregation_threshold_tokens: A decode instance prefills a rest of at most so many tokens
                 itself; 0 = never.
             tie_window: Predicted TTFTs that differ by no more than this share count as equal.
+            shortest_first: Prefills wait for their turns in the Conductor, short ones first; else in the
+                engines, as they came.
         """
         if balancing_threshold < 1:
             raise ValueError(f"balancing_threshold is a ratio of at least 1, not {balancing_threshold}")
@@ -55,6 +60,7 @@ class KvCentric:
         self._threshold = balancing_threshold
         self._own_prefill_tokens = disaggregation_threshold_tokens
         self._window = 1 + tie_window
+        self.order = QueueOrder() if shortest_first else None
 
     def place(self, ask: Ask, world: World, chance: Chance) -> Placement:
         return next(self.propose(ask, world, chance))
@@ -88,17 +94,18 @@ class KvCentric:
 
     def _prefills(self, ask: Ask, world: World) -> list[PrefillEstimate]:
         cost = world.cost
-        threshold = self._threshold
+        threshold, order = self._threshold, self.order
         estimates = []
         for view in world.prefill:
             model = cost.of(view.instance)
+            estimate = estimate_local(ask, view, model)
             if exceeds_ratio(view, threshold):
                 fetched = estimate_fetched(ask, view, model)
-                computed_s = fetched.queue_s + model.prefill_s(ask.prompt_tokens, view.hbm_tokens)
-                if fetched.ttft_s <= computed_s:
-                    estimates.append(fetched)
-                    continue
-            estimates.append(estimate_local(ask, view, model))
+                if fetched.ttft_s <= estimate.ttft_s:
+                    estimate = fetched
+            if order is not None and view.instance.role is not _BOTH:
+                estimate = in_order(estimate, order, world.now_s)
+            estimates.append(estimate)
         return estimates
 
     def _best_pair(
@@ -112,10 +119,10 @@ class KvCentric:
         left = estimates
         without_room: tuple[PrefillEstimate, InstanceView, DecodeEstimate] | None = None
         while left:
-            limit_s = min([each.ttft_s for each in left]) * self._window
+            limit_s = min([each.rank_s for each in left]) * self._window
             tied: dict[object, list[PrefillEstimate]] = {}
             for each in left:
-                if each.ttft_s <= limit_s:
+                if each.rank_s <= limit_s:
                     tied.setdefault(_group(each), []).append(each)
             choices = [
                 (pick_tied(group, chance), *side)

@@ -1,0 +1,55 @@
+"""The queue of one prefill instance whose prompts wait in the Conductor and take turns in its order."""
+
+from __future__ import annotations
+
+from mooncake_scheduler.conductor.order import QueueOrder
+from mooncake_simulator.cluster.agenda import Agenda
+from mooncake_simulator.cluster.prefill import Job
+from mooncake_simulator.cluster.series import Series
+
+
+class OrderedQueue:
+    """What waits for a prefill instance, and what it computes: one prompt at a time.
+
+    Whoever still waits for KV that is being fetched is passed over: the instance does not stand idle for it.
+
+    Args:
+        agenda: the time.
+        order: who goes next.
+        busy: where the seconds of computing are added up over time.
+    """
+
+    def __init__(self, agenda: Agenda, order: QueueOrder, busy: Series | None = None) -> None:
+        self._agenda = agenda
+        self._order = order
+        self._busy = busy or Series()
+        self._jobs: list[Job] = []
+        self._running: Job | None = None
+        self.busy_s = 0.0
+
+    def add(self, job: Job) -> None:
+        """Let a job wait for its turn."""
+        self._jobs.append(job)
+        self._agenda.at(job.ready_s, self._next)
+
+    def _next(self) -> None:
+        now_s = self._agenda.now_s
+        if self._running is not None or not any(job.ready_s <= now_s for job in self._jobs):
+            return
+        by_facts = {id(job.waiting): job for job in self._jobs}
+        waiting = [job.waiting for job in self._jobs if job.waiting is not None]
+        in_turn = [by_facts[id(each)] for each in self._order.sequence(waiting, now_s)]
+        job = next(job for job in in_turn if job.ready_s <= now_s)
+        self._jobs.remove(job)
+        self._running = job
+        seconds = job.begin()
+        self.busy_s += seconds
+        self._busy.add(now_s, now_s + seconds)
+        self._agenda.at(now_s + seconds, self._end)
+
+    def _end(self) -> None:
+        assert self._running is not None
+        done, self._running = self._running.done, None
+        # First what has ended: who comes next depends on what is known of it.
+        done()
+        self._next()

@@ -1,0 +1,93 @@
+"""Simulated instances take turns: what was promised at admission is kept, and short prompts go first."""
+
+from __future__ import annotations
+
+from math import inf
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mooncake_core.config.scheduler import AdmissionMode
+from mooncake_core.ledger import Waiting
+from mooncake_scheduler.conductor.order import QueueOrder
+from mooncake_simulator.cluster.agenda import Agenda
+from mooncake_simulator.cluster.cluster import ClusterSpec
+from mooncake_simulator.cluster.prefill import Job
+from mooncake_simulator.cluster.simulation import simulate
+from mooncake_simulator.cluster.turns import OrderedQueue
+from mooncake_simulator.workloads.traces import Request, blocks_of
+
+
+def a_trace(prompts: list[tuple[int, int]]) -> list[Request]:
+    """Prompts of their own; each is (milliseconds after the one before, tokens)."""
+    requests, at_ms, block = [], 0, 0
+    for gap_ms, tokens in prompts:
+        at_ms += gap_ms
+        blocks = tuple(range(block, block + blocks_of(tokens)))
+        block += len(blocks)
+        requests.append(Request(timestamp_ms=at_ms, input_length=tokens, output_length=2, hash_ids=blocks))
+    return requests
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.integers(1, 3),
+    st.sampled_from([1.0, 5.0, 30.0]),
+    st.lists(st.tuples(st.integers(0, 2_000), st.integers(1, 60_000)), min_size=1, max_size=40),
+)
+def test_a_ttft_promised_at_admission_is_kept(
+    instances: int, target_s: float, prompts: list[tuple[int, int]]
+) -> None:
+    spec = ClusterSpec(instances, 2, admission=AdmissionMode.PREDICTIVE, ttft_target_s=target_s, fetch="none")
+    for outcome in simulate(spec, a_trace(prompts)).outcomes:
+        if outcome.promised_ttft_s is not None:
+            assert outcome.ttft_s is not None
+            assert outcome.ttft_s <= outcome.promised_ttft_s + 1e-3
+        elif outcome.refused is None:
+            # Longer than the target by itself: only an instance with nothing to do takes it.
+            assert outcome.prefill_s > target_s
+
+
+def test_short_prompts_go_first_with_kv_centric_and_wait_in_line_with_algorithm_1() -> None:
+    # One instance: a long prompt computes, another waits, and then short ones come.
+    trace = a_trace([(0, 60_000), (100, 60_000), (100, 500), (100, 500)])
+    ordered = simulate(ClusterSpec(1, 1, fetch="none"), trace).outcomes
+    in_line = simulate(ClusterSpec(1, 1, fetch="none", policy="algorithm-1"), trace).outcomes
+    ends_s = [[each.arrival_s + each.ttft_s for each in run if each.ttft_s] for run in (ordered, in_line)]
+    assert ends_s[0][2] < ends_s[0][3] < ends_s[0][1]
+    assert ends_s[1] == sorted(ends_s[1])
+    for outcome in in_line:
+        # First come, first served: what is predicted at arrival is what comes.
+        assert outcome.ttft_s == pytest.approx(outcome.predicted_ttft_s)
+
+
+def test_a_long_prompt_is_overtaken_by_short_ones_only_for_a_time() -> None:
+    # Short ones take all the instance's time from the start, and never end.
+    shorts = [(600, 4_900)] * 400
+    trace = a_trace([(0, 4_900), (1, 30_000), *shorts])
+    outcome = simulate(ClusterSpec(1, 1, fetch="none"), trace).outcomes[1]
+    span_s = sum(gap_ms for gap_ms, _ in shorts) / 1e3
+    assert outcome.ttft_s is not None
+    assert outcome.prefill_s < outcome.ttft_s < span_s / 2
+
+
+def test_a_prompt_whose_kv_is_still_being_fetched_is_passed_over() -> None:
+    agenda = Agenda()
+    queue = OrderedQueue(agenda, QueueOrder())
+    began_s: dict[str, float] = {}
+
+    def job(name: str, ready_s: float, seconds: float) -> Job:
+        def begin() -> float:
+            began_s[name] = agenda.now_s
+            return seconds
+
+        return Job(ready_s, begin, lambda: None, Waiting(0.0, int(seconds * 1e6), inf))
+
+    queue.add(job("short, fetched", 5.0, 1.0))
+    queue.add(job("long", 0.0, 4.0))
+    queue.add(job("longer", 0.0, 6.0))
+    agenda.run()
+    # At 4 s the short one is still on its way; it goes next as soon as it can.
+    assert began_s == {"long": 0.0, "longer": 4.0, "short, fetched": 10.0}
+    assert queue.busy_s == 11.0
