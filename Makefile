@@ -6,7 +6,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: help setup demo test test-apiserver test-engines e2e e2e-programs e2e-cluster e2e-cluster-stop bench-acceptance bench-router bench-index bench-reconcile check fix crds lock clean
+.PHONY: help setup demo test test-apiserver test-engines e2e e2e-programs e2e-cluster e2e-cluster-stop bench-acceptance bench-router bench-index bench-reconcile bench-sim evaluation check fix crds lock clean
 
 help: ## list the commands
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 18
@@ -60,6 +60,10 @@ bench-reconcile: $(STAMP) ## 1 000 Pods of 50 pools to Ready, beside 50 Deployme
 
 bench-sim: $(STAMP) ## the simulator against the papers' figures and the goals (needs the published traces)
 	$(BIN)/python -P benchmarks/simulator
+
+evaluation: $(STAMP) ## run bench-sim whole and write docs/evaluation.md from its rows
+	-$(BIN)/python -P benchmarks/simulator --json benchmarks/simulator/found.json
+	$(BIN)/python -P benchmarks/simulator/page.py
 
 check: $(STAMP) ## static checks: lint, format, types, imports, spelling, generated files
 	$(BIN)/ruff check .

@@ -3,6 +3,7 @@
 from rows import Group
 
 from groups.believed import hit_rates, prefill_seconds
+from groups.claims import claims
 from groups.coupled import coupled
 from groups.load import high_load, low_load
 from groups.overload import as_drafted, overload
@@ -14,7 +15,7 @@ from groups.speed import speed
 GROUPS: dict[str, Group] = {
     group.__name__.replace("_", "-"): group
     for group in (
-        hit_rates, prefill_seconds, placement, ratio_sweep, coupled, low_load, high_load, overload,
+        hit_rates, prefill_seconds, placement, ratio_sweep, coupled, claims, low_load, high_load, overload,
         as_drafted, same, speed,
     )
 }  # fmt: skip
