@@ -7,6 +7,7 @@ tokens are those that ``kubernetes.aio`` reads from a kubeconfig.
 import asyncio
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -192,6 +193,17 @@ class Kube:
             path += f"?container={container}"
         async with self._session.get(self._configuration.host + path) as response:
             return await response.text()
+
+    @asynccontextmanager
+    async def port_forward(
+        self, pod: str, namespace: str, port: int
+    ) -> AsyncIterator[aiohttp.ClientWebSocketResponse]:
+        """A stream to a port of a Pod; messages begin with their channel (see :mod:`e2e.tunnel`)."""
+        path = f"/api/v1/namespaces/{namespace}/pods/{pod}/portforward?ports={port}"
+        async with self._session.ws_connect(
+            self._configuration.host + path, protocols=("v4.channel.k8s.io",), max_msg_size=0
+        ) as stream:
+            yield stream
 
     async def watch(
         self, kind: str, resource_version: str, namespace: str | None = None, *, fields: str = ""

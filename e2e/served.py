@@ -3,16 +3,19 @@
 import asyncio
 import base64
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from copy import deepcopy
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import httpx
 import yaml
 
-from e2e.kube import Kube, eventually, is_true
+from e2e.kube import Kube, KubeError, eventually, is_true
 from e2e.load import Load, Sent
+from e2e.rollout_watch import RolloutWatch
 from e2e.under_test import ClusterUnderTest
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -21,6 +24,7 @@ TIME_SCALE = 1
 """As fast as life: streams that last while little is computed, for a small machine runs a dozen engines."""
 _ADMIN_PORT = 21_001
 _ASKED_TIMES = 5
+_LISTEN_EVERY_S = 2.0
 
 Manifest = dict[str, Any]
 
@@ -136,7 +140,7 @@ class ServedCluster:
         if not address:
             raise OSError(f"{pod['metadata']['name']} has no address yet")
         if uid not in self._admin:
-            opened = self.under_test.forward_pod(pod, _ADMIN_PORT)
+            opened = self.under_test.forward_pod(self.kube, pod, _ADMIN_PORT)
             self._admin[uid] = await self._open.enter_async_context(opened)
         return self._admin[uid]
 
@@ -178,13 +182,66 @@ async def served(
         await eventually(f"the Pods of {cluster.name} are gone", are_gone, within_s=240)
 
 
+class _Words:
+    """What schedulers said, those included that are gone meanwhile: printed where a request went wrong."""
+
+    def __init__(self, cluster: ServedCluster) -> None:
+        self._cluster = cluster
+        self._by_pod: dict[str, str] = {}
+
+    async def listen(self) -> None:
+        """Until cancelled."""
+        while True:
+            with suppress(aiohttp.ClientError, KubeError, OSError):
+                for pod in await self._cluster.pods(role="scheduler"):
+                    name = pod["metadata"]["name"]
+                    self._by_pod[name] = await self._cluster.kube.logs(name, self._cluster.namespace)
+            await asyncio.sleep(_LISTEN_EVERY_S)
+
+    def tell(self, load: Load) -> None:
+        """Print them, if there is reason to."""
+        if any(sent.wrong for sent in load.sent):
+            for name, said in self._by_pod.items():
+                print(f"{name}:\n{said}")
+
+
 @asynccontextmanager
 async def under_load(cluster: ServedCluster, clients: int = 6) -> AsyncIterator[tuple[Load, "Explanations"]]:
     """Send it requests all the time, and gather the explanation of each."""
-    explanations = Explanations(cluster)
-    async with Load(cluster.url, MODEL, clients=clients, on_done=explanations.gather) as load:
-        await load.more(clients)
-        yield load, explanations
+    explanations, words = Explanations(cluster), _Words(cluster)
+    listening = asyncio.create_task(words.listen())
+    load = Load(cluster.url, MODEL, clients=clients, on_done=explanations.gather)
+    try:
+        async with load:
+            await load.more(clients)
+            yield load, explanations
+    finally:
+        listening.cancel()
+        await asyncio.gather(listening, return_exceptions=True)
+        words.tell(load)
+
+
+@dataclass(frozen=True)
+class Serving:
+    """A cluster that serves a steady load, and a watch on its engines."""
+
+    cluster: ServedCluster
+    load: Load
+    watch: RolloutWatch
+
+
+@asynccontextmanager
+async def serving(
+    under_test: ClusterUnderTest, kube: Kube, namespace: str, replicas: int
+) -> AsyncIterator[Serving]:
+    """So many prefill and decode instances and two schedulers, with a load upon them."""
+    manifest = a_cluster("kimi", prefill=replicas, decode=replicas)
+    async with (
+        served(under_test, kube, namespace, manifest) as kimi,
+        RolloutWatch(kube, namespace) as watch,
+        under_load(kimi) as (load, _),
+    ):
+        yield Serving(kimi, load, watch)
 
 
 class Explanations:

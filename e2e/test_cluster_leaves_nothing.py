@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -41,16 +42,31 @@ def machine() -> dict[str, str]:
     return found | {
         "hugepages": _HUGEPAGES.read_text(),
         "mounts": "\n".join(sorted(mounts)),
-        "network namespaces": output("ip", "netns", "list"),
+        # Other clusters come and go as well.
+        "network namespaces": "\n".join(
+            line for line in output("ip", "netns", "list").splitlines() if "spare" in line
+        ),
         "links": "\n".join(sorted(line.split(":")[1] for line in output("ip", "-o", "link").splitlines())),
         "routes": output("ip", "route"),
         "rules": output("nft", "list", "ruleset"),
         "forwarding": Path("/proc/sys/net/ipv4/ip_forward").read_text(),
         "cgroups": "\n".join(sorted(map(str, Path("/sys/fs/cgroup").glob("*/mooncake-spare*")))),
-        "sockets": "\n".join(sorted(map(str, Path("/run/containerd").glob("s/*")))),
+        "sockets": "\n".join(sorted(filter(is_deserted, map(str, Path("/run/containerd").glob("s/*"))))),
         "container logs": "\n".join(sorted(map(str, Path("/var/log/containers").glob("*spare*")))),
         "pod logs": "\n".join(sorted(map(str, Path("/var/log/pods").glob("*")))),
     }
+
+
+def is_deserted(path: str) -> bool:
+    """Whether a socket is left over: nobody answers there."""
+    with socket.socket(socket.AF_UNIX) as client:
+        try:
+            client.connect(path)
+        except ConnectionRefusedError:
+            return True
+        except OSError:
+            return False  # it has gone meanwhile
+        return False
 
 
 @pytest.fixture

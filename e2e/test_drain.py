@@ -3,15 +3,13 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 
 import pytest
 import pytest_asyncio
 
 from e2e.installation import Operator
 from e2e.kube import Kube, eventually, is_true
-from e2e.load import Load
-from e2e.served import Manifest, ServedCluster, a_cluster, served, under_load
+from e2e.served import Manifest, ServedCluster, Serving, serving
 from e2e.under_test import ClusterUnderTest
 
 REPLICAS = 2
@@ -19,25 +17,12 @@ REPLICAS = 2
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(1200, func_only=True)]
 
 
-@dataclass(frozen=True)
-class Serving:
-    """A cluster that serves a steady load."""
-
-    cluster: ServedCluster
-    load: Load
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def serving(
+@pytest_asyncio.fixture(scope="module", loop_scope="module", name="serving")
+async def _serving(
     cluster: ClusterUnderTest, operator: Operator, module_kube: Kube, module_namespace: str
 ) -> AsyncIterator[Serving]:
-    """Two prefill and two decode instances with a load upon them."""
-    manifest = a_cluster("kimi", prefill=REPLICAS, decode=REPLICAS)
-    async with (
-        served(cluster, module_kube, module_namespace, manifest) as kimi,
-        under_load(kimi) as (load, _),
-    ):
-        yield Serving(kimi, load)
+    async with serving(cluster, module_kube, module_namespace, REPLICAS) as found:
+        yield found
 
 
 @pytest.mark.parametrize("role", ["decode", "prefill"])

@@ -1,9 +1,6 @@
 """Instances of two Pods on a real node: they serve, end as a whole, and lose no stream to an eviction."""
 
-import contextlib
 import json
-import os
-import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -20,6 +17,16 @@ EXAMPLE = Path(__file__).resolve().parent.parent / "examples" / "multi-pod.yaml"
 LEADER, WORKER = "big-prefill-p-0", "big-prefill-p-0-w1"
 READY_WITHIN_S = 300
 DRAIN_S = 40
+_KILL_ENGINE = """
+import os, pathlib, signal
+(engine,) = (
+    place.parent.name
+    for place in pathlib.Path("/proc").glob("[0-9]*/cmdline")
+    if b"--headless" in place.read_bytes().split(b"\\0")
+)
+os.kill(int(engine), signal.SIGKILL)
+"""
+"""kill -9 of the engine that has joined a leader, from inside its Pod."""
 
 pytestmark = pytest.mark.timeout(900, func_only=True)
 
@@ -88,8 +95,6 @@ async def test_an_instance_of_two_pods_serves_and_is_recreated_as_a_whole(
 ) -> None:
     namespace = big
     cluster = operator.cluster
-    if cluster.own is None:
-        pytest.skip("kill -9 needs a node that is this machine; E2E_KUBECONFIG names another one")
     before = await uids(kube, namespace, "prefill")
     assert sorted(before) == [LEADER, WORKER]
     async with (
@@ -99,7 +104,7 @@ async def test_an_instance_of_two_pods_serves_and_is_recreated_as_a_whole(
         answer = await complete(session, url, 8)
         assert answer["usage"]["completion_tokens"] == 8
 
-        kill_worker(f"{LEADER}.big-prefill.{namespace}.svc")
+        await cluster.kubectl("exec", WORKER, "-n", namespace, "--", "python3", "-c", _KILL_ENGINE)
 
         async def is_new() -> bool:
             return await is_another(kube, namespace, "prefill", before)
@@ -110,18 +115,6 @@ async def test_an_instance_of_two_pods_serves_and_is_recreated_as_a_whole(
         assert failure["instance"] == LEADER
         await ready(kube, namespace)
         assert (await complete(session, url, 8))["usage"]["completion_tokens"] == 8
-
-
-def kill_worker(leader: str) -> None:
-    """kill -9 of the engine that has joined a leader: the node's containers are processes of this machine."""
-    found = []
-    for place in Path("/proc").glob("[0-9]*/cmdline"):
-        with contextlib.suppress(OSError):
-            words = place.read_bytes().decode(errors="replace").split("\0")
-            if "--headless" in words and leader in words:
-                found.append(int(place.parent.name))
-    (worker,) = found
-    os.kill(worker, signal.SIGKILL)
 
 
 async def test_a_worker_that_is_evicted_ends_after_the_streams_of_its_instance(

@@ -30,9 +30,9 @@ _COMMANDS = {
 @pytest.fixture(scope="module")
 def every_image(cluster: ClusterUnderTest) -> None:
     """Build and load those that no other test needs: a build may wait, and a test has its own time limit."""
-    if cluster.own is not None:
+    if cluster.takes_images:
         for archive in images.build(_say, [target for target in _COMMANDS if target not in images.TARGETS]):
-            cluster.own.load(archive)
+            cluster.load(archive)
 
 
 @pytest.mark.usefixtures("every_image")

@@ -1,7 +1,6 @@
 """The schedulers' own comings and goings, and what they, their Redis and the gates mean to each other."""
 
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -9,9 +8,8 @@ import pytest_asyncio
 
 from e2e.installation import Operator
 from e2e.kube import Kube, condition, eventually
-from e2e.load import Load
 from e2e.rollout_watch import RolloutWatch
-from e2e.served import Manifest, ServedCluster, a_cluster, changed, served, under_load
+from e2e.served import Manifest, ServedCluster, Serving, changed, serving
 from e2e.under_test import ClusterUnderTest
 
 REPLICAS = 2
@@ -21,27 +19,12 @@ GATE = "mooncake.io/routable"
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(1200, func_only=True)]
 
 
-@dataclass(frozen=True)
-class Serving:
-    """A cluster that serves a steady load, and a watch on its engines."""
-
-    cluster: ServedCluster
-    load: Load
-    watch: RolloutWatch
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def serving(
+@pytest_asyncio.fixture(scope="module", loop_scope="module", name="serving")
+async def _serving(
     cluster: ClusterUnderTest, operator: Operator, module_kube: Kube, module_namespace: str
 ) -> AsyncIterator[Serving]:
-    """Two prefill and two decode instances, two schedulers, and a load upon them."""
-    manifest = a_cluster("kimi", prefill=REPLICAS, decode=REPLICAS)
-    async with (
-        served(cluster, module_kube, module_namespace, manifest) as kimi,
-        RolloutWatch(module_kube, module_namespace) as watch,
-        under_load(kimi) as (load, _),
-    ):
-        yield Serving(kimi, load, watch)
+    async with serving(cluster, module_kube, module_namespace, REPLICAS) as found:
+        yield found
 
 
 async def test_a_restart_of_the_schedulers_loses_no_stream(

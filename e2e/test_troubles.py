@@ -113,6 +113,51 @@ async def test_an_image_that_is_nowhere_is_told_with_its_name(
     )
 
 
+async def test_a_rollout_that_cannot_go_on_says_so_after_its_deadline_while_the_old_revision_serves(
+    operator: Operator, kube: Kube, namespace: str
+) -> None:
+    sound = cluster()
+    sound["spec"]["coordination"] = {"rollout": {"progressDeadlineSeconds": 20}}
+    await kube.apply_all([sound], namespace)
+
+    async def ready() -> bool:
+        return is_true(await kube.get("MooncakeCluster", "t", namespace), "Ready")
+
+    await eventually("the cluster is Ready", ready, within_s=READY_WITHIN_S)
+    before = await _prefill_pods(kube, namespace)
+
+    extra = {"name": "extra", "image": "localhost/nowhere/extra:1", "imagePullPolicy": "IfNotPresent"}
+    broken = cluster(**template(containers=[extra]))
+    broken["spec"]["coordination"] = sound["spec"]["coordination"]
+    await kube.apply_all([broken], namespace)
+    await told(
+        kube,
+        namespace,
+        "Progressing",
+        "DeadlineExceeded",
+        "progressDeadlineSeconds",
+        "localhost/nowhere/extra:1",
+    )
+    assert before <= await _prefill_pods(kube, namespace)
+    async with (
+        operator.cluster.forward(kube, "t-scheduler", namespace, 80) as url,
+        aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=60)) as session,
+    ):
+        body = {"model": "m", "prompt": [7] * 500, "max_tokens": 8, "ignore_eos": True}
+        async with session.post(f"{url}/v1/completions", json=body) as answer:
+            assert answer.status == 200, await answer.text()
+
+    await kube.apply_all([sound], namespace)
+    await told(kube, namespace, "Progressing", "Complete")
+    assert await _prefill_pods(kube, namespace) == before
+
+
+async def _prefill_pods(kube: Kube, namespace: str) -> set[str]:
+    """Uids of the prefill pool's Pods that were not told to end."""
+    pods = await kube.list_all("Pod", namespace, labels="mooncake.io/role=prefill")
+    return {pod["metadata"]["uid"] for pod in pods if "deletionTimestamp" not in pod["metadata"]}
+
+
 async def test_a_container_that_crashes_is_told_with_its_exit_code_and_its_last_line(
     operator: Operator, kube: Kube, namespace: str
 ) -> None:

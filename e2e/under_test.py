@@ -4,13 +4,16 @@ import asyncio
 import fcntl
 import os
 import re
+import shlex
 import socket
+import subprocess
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from e2e import tunnel
 from e2e.cluster import debian, images, programs, relay
 from e2e.cluster.cluster import Cluster, Options
 from e2e.cluster.errors import ClusterError
@@ -29,12 +32,14 @@ class ClusterUnderTest:
         own: the cluster where it is one of this machine's, so that its parts can be killed; else None.
         image_template: name of the product's images, with ``{target}``.
         redis_image: a Redis.
+        load_command: brings an image archive, its last argument, into a foreign cluster; empty = no such.
     """
 
     kubeconfig: Path
     own: Cluster | None
     image_template: str
     redis_image: str
+    load_command: str = ""
 
     def image(self, target: str) -> str:
         """Name of the image of a target of the Dockerfile."""
@@ -43,14 +48,38 @@ class ClusterUnderTest:
     def image_again(self, target: str, tag: str) -> str:
         """The image of a target under one more name, as a release that changes nothing would be.
 
-        Where the cluster is not this machine's, no name can be added: then it is the one it has.
+        Raises:
+            ClusterError: no image can be brought into this cluster.
         """
         image = self.image(target)
-        if self.own is None:
-            return image
         again = f"{image.rpartition(':')[0]}:{tag}"
-        images.tag(self.own.layout, image, again)
+        if self.own is not None:
+            images.tag(self.own.layout, image, again)
+        else:
+            with images.named_again(image, again) as archive:
+                self.load(archive)
         return again
+
+    @property
+    def takes_images(self) -> bool:
+        """Whether images can be brought into it."""
+        return self.own is not None or bool(self.load_command)
+
+    def load(self, archive: Path) -> None:
+        """Bring an image archive into it.
+
+        Raises:
+            ClusterError: it was refused, or nobody said how.
+        """
+        if self.own is not None:
+            self.own.load(archive)
+            return
+        if not self.load_command:
+            raise ClusterError("set E2E_LOAD_IMAGE to a command that loads an archive, see e2e/README.md")
+        command = [*shlex.split(self.load_command), str(archive)]
+        ran = subprocess.run(command, capture_output=True, text=True, check=False)
+        if ran.returncode:
+            raise ClusterError(f"{shlex.join(command)}: {(ran.stdout + ran.stderr).strip()}")
 
     async def kubectl(self, *arguments: str, stdin: str | None = None) -> str:
         """Run kubectl; what it printed.
@@ -80,14 +109,14 @@ class ClusterUnderTest:
     async def forward(self, kube: Kube, service: str, namespace: str, port: int) -> AsyncIterator[str]:
         """Reach a Service from the test's process.
 
-        In an own cluster connections go to the ClusterIP, as those of any Pod do; elsewhere through
-        ``kubectl port-forward``, which holds on to one Pod.
+        In an own cluster connections go to the ClusterIP, as those of any Pod do; elsewhere through the API
+        server, to whichever Pod of the Service is ready.
 
         Yields:
             A base URL on this machine's loopback.
         """
         if self.own is None:
-            async with self.port_forward(f"service/{service}", namespace, port) as url:
+            async with tunnel.to_service(kube, service, namespace, port) as url:
                 yield url
             return
         found = await kube.get("Service", service, namespace)
@@ -95,11 +124,12 @@ class ClusterUnderTest:
             yield url
 
     @asynccontextmanager
-    async def forward_pod(self, pod: Mapping[str, Any], port: int) -> AsyncIterator[str]:
+    async def forward_pod(self, kube: Kube, pod: Mapping[str, Any], port: int) -> AsyncIterator[str]:
         """Reach one Pod from the test's process.
 
         Args:
-            pod: as read from the API server; it must have an address.
+            kube: the API server.
+            pod: as read from it; it must have an address.
             port: of the Pod.
 
         Yields:
@@ -107,7 +137,7 @@ class ClusterUnderTest:
         """
         if self.own is None:
             metadata = pod["metadata"]
-            async with self.port_forward(f"pod/{metadata['name']}", metadata["namespace"], port) as url:
+            async with tunnel.to_pod(kube, metadata["name"], metadata["namespace"], port) as url:
                 yield url
             return
         async with self._relayed(self.own, pod["status"]["podIP"], port) as url:
@@ -160,20 +190,13 @@ class ClusterUnderTest:
 def cluster_under_test(say: Say, options: Options | None = None) -> Iterator[ClusterUnderTest]:
     """Take the cluster of ``E2E_KUBECONFIG``, or start one with the images in it and remove it afterwards.
 
-    A foreign cluster must have the images already, under names that ``E2E_IMAGE_TEMPLATE`` (``{target}``) and
-    ``E2E_REDIS_IMAGE`` give.
+    A foreign cluster gets the images by the command of ``E2E_LOAD_IMAGE``. Without one it must have them
+    already, under names that ``E2E_IMAGE_TEMPLATE`` (``{target}``) and ``E2E_REDIS_IMAGE`` give.
     """
-    template = os.environ.get("E2E_IMAGE_TEMPLATE", images.product_image("{target}"))
     if given := os.environ.get("E2E_KUBECONFIG"):
         if "PYTEST_XDIST_WORKER" in os.environ:
             raise ClusterError("workers would share the cluster of E2E_KUBECONFIG: run without -n")
-        own = _OWN.fullmatch(given)
-        yield ClusterUnderTest(
-            kubeconfig=Path(given),
-            own=Cluster(own.group(1)) if own else None,
-            image_template=template,
-            redis_image=os.environ.get("E2E_REDIS_IMAGE", images.REDIS_IMAGE),
-        )
+        yield _given(Path(given), say)
         return
     debian.provide(say)
     archives = images.build(say)
@@ -190,6 +213,23 @@ def cluster_under_test(say: Say, options: Options | None = None) -> Iterator[Clu
             )
         finally:
             cluster.stop()
+
+
+def _given(kubeconfig: Path, say: Say) -> ClusterUnderTest:
+    own = _OWN.fullmatch(str(kubeconfig))
+    found = ClusterUnderTest(
+        kubeconfig=kubeconfig,
+        own=Cluster(own.group(1)) if own else None,
+        image_template=os.environ.get("E2E_IMAGE_TEMPLATE", images.product_image("{target}")),
+        redis_image=os.environ.get("E2E_REDIS_IMAGE", images.REDIS_IMAGE),
+        load_command=os.environ.get("E2E_LOAD_IMAGE", ""),
+    )
+    if found.load_command:
+        debian.provide(say)
+        for archive in images.build(say):
+            say(f"loading {archive.name}")
+            found.load(archive)
+    return found
 
 
 @contextmanager

@@ -127,6 +127,16 @@ def tag(layout: Layout, image: str, again: str) -> None:
         raise ClusterError(f"naming {image} also {again} failed: {ran.stderr.strip()}")
 
 
+@contextmanager
+def named_again(image: str, again: str) -> Iterator[Path]:
+    """An archive of an image built here, under one more name; gone afterwards."""
+    store = _Store(cache_dir() / "images")
+    with store.locked(), tempfile.TemporaryDirectory(dir=store.folder) as folder:
+        archive = Path(folder) / "again.tar"
+        store.buildah("push", "--quiet", image, f"docker-archive:{archive}:{again}")
+        yield archive
+
+
 def load_pause(layout: Layout) -> None:
     """Make and import the program that holds a Pod's network open."""
     with tempfile.TemporaryDirectory() as folder:
