@@ -272,6 +272,10 @@ class Planner(RuleBasedStateMachine):
 
     @rule(name=POOLS)
     def somebody_clears_a_status(self, name):
+        # Those that failed and end are on record there alone.
+        for pod in self.own_pods():
+            if pod.pool == name and pod.deleted_s is not None:
+                self.meddle_with(pod.instance)
         self.observed = replace(self.observed, histories={**self.observed.histories, name: PoolHistory()})
 
     @rule(data=st.data())
