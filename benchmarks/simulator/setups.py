@@ -59,7 +59,7 @@ class Traces:
         on_run: Callable[[], None] = lambda: None,
     ) -> None:
         self.folder = folder
-        self._seeds = seeds
+        self.seeds = seeds
         self._on_run = on_run
         self._pool = None
         if jobs > 1:
@@ -91,7 +91,7 @@ class Traces:
     ) -> list[Result]:
         runs = [
             _Run(self.folder, name, spec, speed, jittered, outputs, seed)
-            for seed in (self._seeds[:1] if once else self._seeds)
+            for seed in (self.seeds[:1] if once else self.seeds)
         ]
         results = []
         for result in self._pool.map(_simulated, runs) if self._pool else map(_simulated, runs):

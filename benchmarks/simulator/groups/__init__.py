@@ -11,11 +11,12 @@ from groups.placement import placement
 from groups.ratio import ratio_sweep
 from groups.same import same
 from groups.speed import speed
+from groups.tiers import promotion
 
 GROUPS: dict[str, Group] = {
     group.__name__.replace("_", "-"): group
     for group in (
         hit_rates, prefill_seconds, placement, ratio_sweep, coupled, claims, low_load, high_load, overload,
-        as_drafted, same, speed,
+        as_drafted, promotion, same, speed,
     )
 }  # fmt: skip

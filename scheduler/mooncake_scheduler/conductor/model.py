@@ -40,8 +40,8 @@ class InstanceView(msgspec.Struct, frozen=True, gc=False):
     """Tokens of this prompt's prefix in its HBM."""
     fetchable_tokens: int = 0
     """Tokens of the prefix it would hold after fetching what its source (`fetch`) has; >= hbm_tokens."""
-    fetch_tier_ssd: bool = False
-    """The fetched part lies on SSD (else in DRAM)."""
+    fetch_ssd_tokens: int = 0
+    """Of the part that it would fetch, tokens that lie on SSD; the others are in DRAM."""
     inbound_flows: int = 0
     """Transfers already entering it."""
     source_flows: int = 0

@@ -292,16 +292,15 @@ class Placer:
             return blank
         held = depths.get(instance.id, _UNKNOWN).hbm
         fetchable = held
-        ssd = False
-        inbound = leaving = 0
+        on_ssd = inbound = leaving = 0
         stored = depths.get(instance.store) if instance.fetch == "store" else None
         if stored is not None and stored.ssd > held:
             fetchable = stored.ssd
-            ssd = stored.dram < stored.ssd
+            on_ssd = stored.ssd - max(stored.dram, held)
             inbound = self.roster.members[instance.id].inbound_flows
             leaving = self.roster.source_flows.get(instance.store, 0)
         size = instance.block_size_tokens
-        return InstanceView(instance, load, held * size, fetchable * size, ssd, inbound, leaving)
+        return InstanceView(instance, load, held * size, fetchable * size, on_ssd * size, inbound, leaving)
 
 
 def _better(one: Placement | Refused, other: Placement | Refused) -> bool:

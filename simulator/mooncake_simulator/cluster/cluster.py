@@ -7,6 +7,7 @@ from typing import Literal
 
 from mooncake_core.config.scheduler import AdmissionMode
 from mooncake_core.profiles import LLAMA3_70B_A800, Profile
+from mooncake_simulator.cluster.tiers import StoreTiers
 from mooncake_simulator.workloads.traces import BLOCK_TOKENS
 
 
@@ -28,6 +29,8 @@ class ClusterSpec:
     """KV that one prefill instance keeps; None = without end."""
     store_tokens: int | None = None
     """KV that the shared store keeps, with `fetch` store; None = without end."""
+    tiers: StoreTiers | None = None
+    """How the store's KV is spread over DRAM and SSD; None = all of it comes at the network's speed."""
     coupled: Literal["prefill-first", "chunked"] | None = None
     """Engines that do both: `prefill` of them, and `decode` is 0 (vLLM V0; Sarathi)."""
     chunk_tokens: int = 2_048
@@ -40,6 +43,8 @@ class ClusterSpec:
             raise ValueError(
                 f"{self.prefill} prefill and {self.decode} decode instances serve nobody: give one of each"
             )
+        if self.tiers is not None and self.fetch != "store":
+            raise ValueError("tiers are those of a shared store: they need `fetch` store")
         if self.coupled and (self.decode or self.fetch != "none"):
             raise ValueError("coupled engines are counted by `prefill` alone and fetch from nowhere")
 

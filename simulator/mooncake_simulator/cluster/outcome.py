@@ -9,6 +9,7 @@ from statistics import fmean
 
 from mooncake_core.percentiles import percentile
 from mooncake_simulator.cluster.series import Load, swing
+from mooncake_simulator.cluster.tiers import TierUse
 
 
 @dataclass(slots=True)
@@ -76,6 +77,8 @@ class Result:
     """Times that a request had to leave its batch for want of memory."""
     load: Load | None = None
     """Of both stages, from the start of the trace to its last arrival."""
+    tiers: TierUse | None = None
+    """Where a shared store has tiers."""
 
     @property
     def requests(self) -> int:

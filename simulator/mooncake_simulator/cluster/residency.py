@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import islice
 
 
 class Residency:
@@ -31,10 +32,13 @@ class Residency:
         """For each instance, the blocks from the start that are there."""
         return self._depths(self._present, blocks)
 
-    def promise(self, instance: int, blocks: Sequence[int]) -> None:
+    def promise(self, instance: int, blocks: Sequence[int]) -> Sequence[int]:
         """Blocks will be there, and were used just now; what was used longest ago makes room.
 
         The end of a prefix goes before its start: a block is of no use without those before it.
+
+        Returns:
+            The blocks that made room.
         """
         held, bit, promised = self._held[instance], 1 << instance, self._promised
         for block in reversed(blocks):
@@ -44,10 +48,13 @@ class Residency:
                 promised[block] = promised.get(block, 0) | bit
             held[block] = None
         capacity = self._capacities[instance]
-        if capacity is not None:
-            while len(held) > capacity:
-                self._forget(instance, next(iter(held)))
-                self.evictions += 1
+        if capacity is None or len(held) <= capacity:
+            return ()
+        left = list(islice(held, len(held) - capacity))
+        for block in left:
+            self._forget(instance, block)
+        self.evictions += len(left)
+        return left
 
     def arrive(self, instance: int, blocks: Sequence[int]) -> None:
         """Blocks that were promised are there now; those that had to make room meanwhile are not."""

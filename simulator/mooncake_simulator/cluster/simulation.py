@@ -24,8 +24,9 @@ from mooncake_simulator.cluster.outcome import Outcome, Result
 from mooncake_simulator.cluster.prefill import Job, PrefillQueue
 from mooncake_simulator.cluster.residency import Residency
 from mooncake_simulator.cluster.series import Load, Series
+from mooncake_simulator.cluster.tiers import TieredStore, Turn
 from mooncake_simulator.cluster.turns import OrderedQueue
-from mooncake_simulator.workloads.traces import BLOCK_TOKENS, Request
+from mooncake_simulator.workloads.traces import BLOCK_TOKENS, Request, blocks_of
 
 _IDLE = InstanceLoad()
 
@@ -91,6 +92,7 @@ class _Simulation:
         caches = [spec.cache_blocks] * spec.prefill
         # The store is one more holder, behind the instances.
         self.residency = Residency([*caches, spec.store_blocks] if spec.fetch == "store" else caches)
+        self.tiers = None if spec.tiers is None else TieredStore(self.agenda, spec.tiers, profile)
         self.outcomes: list[Outcome] = []
 
     def _batch(self) -> Batch:
@@ -123,6 +125,8 @@ class _Simulation:
             outcome = Outcome(arrival_s, request.input_length, request.output_length)
             self.outcomes.append(outcome)
             self.agenda.at(arrival_s, self._arrive, str(number), request, outcome)
+        if self.tiers is not None and self.outcomes:
+            self.tiers.look_ahead_until(self.outcomes[-1].arrival_s)
         self.agenda.run()
         return Result(
             self.outcomes,
@@ -134,6 +138,7 @@ class _Simulation:
             max([batch.most_tokens for batch in self.batches], default=0),
             sum([batch.put_off for batch in self.batches]),
             self._load(),
+            None if self.tiers is None else self.tiers.used(),
         )
 
     def _arrive(self, name: str, request: Request, outcome: Outcome) -> None:
@@ -175,6 +180,7 @@ class _Simulation:
         sources = [-1] * spec.prefill
         fetchable = held
         flows = [0] * spec.prefill
+        on_ssd = [0] * spec.prefill
         if spec.fetch != "none":
             present = self.residency.present_depths(blocks)
             fetchable = list(held)
@@ -185,13 +191,16 @@ class _Simulation:
                     sources[number], fetchable[number] = source, present[source]
                     if source < spec.prefill:
                         flows[number] = self.senders[source].flows(now_s)
+            if self.tiers is not None:
+                cold = self.tiers.cold_blocks(blocks[: present[spec.prefill]])
+                on_ssd = [cold[-1] - cold[min(depth, len(cold) - 1)] for depth in held[: spec.prefill]]
         prefill = [
             InstanceView(
                 instance,
                 loads.get(instance.id, _IDLE),
                 held[number] * size,
                 fetchable[number] * size,
-                False,
+                on_ssd[number] * size,
                 self.receivers[number].flows(now_s) if spec.fetch != "none" else 0,
                 flows[number],
             )
@@ -209,6 +218,17 @@ class _Simulation:
             return []
         order = sorted(range(len(present)), key=lambda n: (-present[n], self.senders[n].flows(now_s)))
         return order[:2]
+
+    def store(self, instance: int, blocks: Sequence[int], turn: Turn | None) -> None:
+        """An instance has written a prompt's KV to the shared store."""
+        holder, residency = self.spec.prefill, self.residency
+        if self.tiers is not None and turn is not None:
+            blocks = turn.blocks
+            self.tiers.stored(turn, instance)
+        dropped = residency.promise(holder, blocks)
+        residency.arrive(holder, blocks)
+        if self.tiers is not None and dropped:
+            self.tiers.dropped(dropped)
 
     def scene(self, placement: Placement, ask: Ask) -> World:
         """A placement's two instances as they are now, the request itself left out of decode."""
@@ -230,7 +250,7 @@ class _Simulation:
 class _Life:
     """One admitted request, from its place in the queue to its last token."""
 
-    __slots__ = ("ask", "outcome", "placement", "prefill", "request", "withheld", "world")
+    __slots__ = ("ask", "outcome", "placement", "prefill", "request", "turn", "withheld", "world")
 
     def __init__(
         self, world: _Simulation, request: Request, outcome: Outcome, ask: Ask, placement: Placement
@@ -242,6 +262,7 @@ class _Life:
         self.placement = placement
         self.prefill = world.numbers[(placement.prefill or placement.decode).id]
         self.withheld = False
+        self.turn: Turn | None = None
 
     def dispatch(self, sources: Sequence[int]) -> None:
         """Fetch what the placement says, and queue."""
@@ -253,6 +274,12 @@ class _Life:
             source = sources[self.prefill]
             if source < world.spec.prefill:
                 ready_s = max(ready_s, world.senders[source].send(size_bytes, now_s))
+            elif world.tiers is not None:
+                first = (placement.prefix_tokens - placement.fetch_tokens) // BLOCK_TOKENS
+                last = blocks_of(placement.prefix_tokens)
+                ready_s = max(ready_s, world.tiers.fetch(self.request.hash_ids[first:last]))
+        if world.tiers is not None:
+            self.turn = world.tiers.turn(self.request.hash_ids, self.request.input_length)
         world.residency.promise(self.prefill, self.request.hash_ids)
         waiting = world.board.book.waiting(self.ask.id)
         world.queues[self.prefill].add(Job(ready_s, self._begin, self._prefilled, waiting))
@@ -287,8 +314,7 @@ class _Life:
         blocks = self.request.hash_ids
         world.residency.arrive(self.prefill, blocks)
         if world.spec.fetch == "store":
-            world.residency.promise(world.spec.prefill, blocks)
-            world.residency.arrive(world.spec.prefill, blocks)
+            world.store(self.prefill, blocks, self.turn)
         if world.conductor.checks_stages:
             scene = world.scene(placement, self.ask)
             refused = world.conductor.check_stage(Stage.DECODE, self.ask, placement, scene)

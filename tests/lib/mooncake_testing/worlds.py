@@ -99,5 +99,5 @@ def ask(prompt_tokens: int = 1_000, output_tokens: int = 100, **more: Any) -> As
 
 
 def _split(more: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    names = {"fetch_tier_ssd", "inbound_flows", "source_flows", "hbm_tokens", "fetchable_tokens"}
+    names = {"fetch_ssd_tokens", "inbound_flows", "source_flows", "hbm_tokens", "fetchable_tokens"}
     return {k: v for k, v in more.items() if k in names}, {k: v for k, v in more.items() if k not in names}

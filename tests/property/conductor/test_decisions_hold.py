@@ -81,7 +81,7 @@ def views(draw, role, index):
         draw(loads()),
         hbm_tokens=held,
         fetchable_tokens=held + draw(st.just(0) | tokens),
-        fetch_tier_ssd=draw(st.booleans()),
+        fetch_ssd_tokens=draw(st.just(0) | tokens),
         inbound_flows=draw(st.integers(0, 4)),
         source_flows=draw(st.integers(0, 4)),
     )

@@ -46,7 +46,7 @@ def test_what_an_instance_cannot_fetch_does_not_count_as_the_best_prefix():
 
 def test_the_letter_is_kept_where_a_fetch_is_slower_than_computing():
     # From SSD at 1 ms a token, fetching costs what computing costs, and the flows that are there double it.
-    scene = world([prefill("b", hbm=0, fetchable=500, fetch_tier_ssd=True)])
+    scene = world([prefill("b", hbm=0, fetchable=500, fetch_ssd_tokens=500)])
     assert place(scene).ttft_s == pytest.approx(0.5 + 0.5)
     scene = world([prefill("b", hbm=0, fetchable=500, source_flows=29)])
     assert place(scene).ttft_s == pytest.approx(1.5 + 0.5)

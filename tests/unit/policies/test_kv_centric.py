@@ -13,7 +13,7 @@ def place(scene, chance=None, request=None, **settings):
 
 
 def test_a_prefix_on_ssd_is_computed_again_where_that_is_faster():
-    scene = world([prefill("a", hbm=0, fetchable=500, fetch_tier_ssd=True, inbound_flows=0, queued_s=0.3)])
+    scene = world([prefill("a", hbm=0, fetchable=500, fetch_ssd_tokens=500, inbound_flows=0, queued_s=0.3)])
     assert place(scene).fetch_tokens == 500  # a tie: 1 ms a token either way; the copy is worth having
     scene = world([prefill("a", hbm=0, fetchable=500, source_flows=19)])
     placement = place(scene)

@@ -11,14 +11,14 @@ from mooncake_testing.worlds import Script, ask, decode, instance, prefill, worl
 PEERS = ["dynamo", "vllm-kv-aware", "sglang-cache-aware", "llm-d-weighted"]
 
 
-def worker(name, *, held=0, fetchable=None, role=Role.PREFILL, ssd=False, **load):
+def worker(name, *, held=0, fetchable=None, role=Role.PREFILL, ssd=0, **load):
     """A worker with blocks of 100 tokens; `load` are fields of `InstanceLoad`."""
     return InstanceView(
         instance(name, role, block_size_tokens=100, kv_capacity_tokens=10_000),
         InstanceLoad(**load),
         hbm_tokens=held,
         fetchable_tokens=held if fetchable is None else fetchable,
-        fetch_tier_ssd=ssd,
+        fetch_ssd_tokens=ssd,
     )
 
 
@@ -95,7 +95,7 @@ def test_vllm_multiplies_tokens_by_the_requests_that_are_there():
 
 def test_vllm_credits_what_a_store_has_in_part_and_its_disk_less():
     # a: 1000 - 200 - 0.6 · 500 = 500, on disk 1000 - 200 - 0.3 · 500 = 650; b: 1000 - 400 = 600.
-    memory, disk = worker("a", held=200, fetchable=700), worker("a", held=200, fetchable=700, ssd=True)
+    memory, disk = worker("a", held=200, fetchable=700), worker("a", held=200, fetchable=700, ssd=500)
     other = worker("b", held=400)
     assert chosen(create("vllm-kv-aware"), [memory, other]) == "a"
     assert chosen(create("vllm-kv-aware"), [disk, other]) == "b"
@@ -154,7 +154,8 @@ def test_an_engine_fetches_from_the_store_where_that_is_faster(name):
     assert (placement.fetch_tokens, placement.prefix_tokens) == (700, 700)
     assert placement.ttft_s == pytest.approx(0.07 + 0.3)
     # From SSD at 1 ms a token it is not.
-    placement = create(name).place(ask(), world([prefill("a", fetchable=700, fetch_tier_ssd=True)]), Script())
+    scene = world([prefill("a", fetchable=700, fetch_ssd_tokens=700)])
+    placement = create(name).place(ask(), scene, Script())
     assert placement.fetch_tokens == 0
     placement = create(name).place(ask(), world([prefill("a", fetchable=700, fetch="none")]), Script())
     assert (placement.fetch_tokens, placement.ttft_s) == (0, pytest.approx(1.0))

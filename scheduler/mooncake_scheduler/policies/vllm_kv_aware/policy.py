@@ -46,5 +46,6 @@ class VllmKvAware:
         most = max(0, ask.prompt_tokens - 1)
         held = min(view.hbm_tokens, most)
         beyond = max(0, min(view.fetchable_tokens, most) - held)
-        credit = held + beyond * (self._disk if view.fetch_tier_ssd else self._external)
+        on_disk = min(view.fetch_ssd_tokens, beyond)
+        credit = held + on_disk * self._disk + (beyond - on_disk) * self._external
         return (ask.prompt_tokens - credit + view.load.queued_tokens) * (active_requests(view) + 1)

@@ -1,0 +1,236 @@
+"""What is learned of sessions, and what leaves DRAM and comes back for it."""
+
+import random
+
+import pytest
+
+from mooncake_scheduler.conductor.tiering import Gaps, Pace, Planner, Scores, Sessions, Silent
+
+
+def chain(session, blocks, shared=0):
+    """Block keys of one session's prompt; the first `shared` are those of every session."""
+    return [*range(-shared, 0), *range(1_000 * session, 1_000 * session + blocks - shared)]
+
+
+def learned(draw, sessions=200, turns=8):
+    """Gaps of so many sessions, each with gaps of its own."""
+    gaps = Gaps()
+    for number in range(sessions):
+        pace = Pace()
+        for turn in range(1, turns):
+            gaps.observe_turn(turn, pace, draw(number))
+        gaps.observe_end(turns)
+    return gaps
+
+
+def test_a_prompt_that_goes_through_the_end_of_an_earlier_one_is_its_next_turn():
+    sessions = Sessions()
+    first = sessions.turn(chain(1, 3), "t", 0.0)
+    other = sessions.turn(chain(2, 3), "t", 1.0)
+    assert sessions.turn(chain(1, 5), "t", 9.0) is first
+    assert sessions.turn(chain(2, 3), "t", 9.0) is other
+    assert (first.turn, other.turn, len(sessions)) == (2, 2, 2)
+
+
+def test_a_prompt_of_another_tenant_continues_nothing():
+    sessions = Sessions()
+    first = sessions.turn(chain(1, 3), "t", 0.0)
+    assert sessions.turn(chain(1, 5), "u", 9.0) is not first
+
+
+def test_what_several_prompts_begin_with_is_no_sessions_end():
+    sessions = Sessions()
+    sessions.turn([7], "t", 0.0)
+    sessions.turn([7, 1], "t", 1.0)
+    other = sessions.turn([7, 2], "t", 2.0)
+    assert other.turn == 1
+    again = sessions.turn([7], "t", 3.0)
+    assert sessions.turn([7, 3], "t", 4.0) is not again
+
+
+def test_the_silent_are_given_up_once_a_turn_is_improbable_and_never_while_busy():
+    sessions = Sessions()
+    rng = random.Random(1)
+    for number in range(40):
+        for turn in range(3):
+            sessions.turn(chain(number, 3 + turn), "t", number + 30.0 * turn + rng.random())
+    busy = sessions.turn(chain(99, 3), "t", 200.0)
+    busy.busy = True
+    for now_s in (200.0, 400.0, 1_000.0, 100_000.0):
+        sessions.look(now_s)
+    assert list(sessions) == [busy]
+
+
+def test_more_sessions_than_are_kept_leave_those_silent_longest_behind():
+    sessions = Sessions(most=10)
+    for number in range(25):
+        sessions.turn(chain(number, 2), "t", float(number))
+    gone = sessions.look(25.0)[1]
+    assert [session.turn for session in gone] == [1] * 15
+    assert [session.last_s for session in sessions] == [float(n) for n in range(15, 25)]
+
+
+@pytest.mark.parametrize("sigma", [0.5, 1.0])
+def test_gaps_are_learned_as_they_are(sigma):
+    rng = random.Random(3)
+    gaps = learned(lambda _: rng.lognormvariate(4.1, sigma))
+    seen = sorted(rng.lognormvariate(4.1, sigma) for _ in range(20_000))
+    for within_s in (20.0, 60.0, 150.0):
+        truth = sum(gap_s <= within_s for gap_s in seen) / len(seen)
+        assert gaps.next_turn(1, Pace(), 0.0, within_s).soon == pytest.approx(truth, abs=0.05)
+
+
+def test_a_session_that_keeps_its_pace_is_known_for_it_and_one_that_does_not_is_not():
+    rng = random.Random(5)
+    paces_s = [rng.choice([2.0, 500.0]) for _ in range(200)]
+    steady = learned(lambda number: paces_s[number] * rng.lognormvariate(0, 0.1))
+    mixed = learned(lambda _: rng.choice([2.0, 500.0]) * rng.lognormvariate(0, 0.1))
+    for gaps, likely in ((steady, True), (mixed, False)):
+        quick, slow = Pace(), Pace()
+        for _ in range(4):
+            gaps.observe_turn(1, quick, 2.0)
+            gaps.observe_turn(1, slow, 500.0)
+        assert (gaps.next_turn(5, quick, 0.0, 4.0).soon > 0.8) is likely
+        assert (gaps.next_turn(5, slow, 0.0, 4.0).soon < 0.1) is likely
+
+
+def test_after_the_last_turn_that_there_ever_was_none_is_expected():
+    gaps = learned(lambda _: 60.0)
+    assert gaps.next_turn(7, Pace(), 0.0, 60.0).comes > 0.9
+    assert gaps.next_turn(8, Pace(), 0.0, 60.0).comes < 0.1
+
+
+def test_silence_alone_teaches_that_sessions_end():
+    gaps = Gaps()
+    for _ in range(100):
+        gaps.observe_turn(1, Pace(), 10.0)
+    before = gaps.next_turn(2, Pace(), 0.0, 60.0).comes
+    for _ in range(20):
+        comes = gaps.next_turn(2, Pace(), 500.0, 60.0).comes
+        gaps.silent([Silent(2, Pace(), 500.0, comes)] * 100)
+    assert gaps.next_turn(2, Pace(), 0.0, 60.0).comes < before / 2
+    assert gaps.next_turn(1, Pace(), 0.0, 60.0).comes > 0.8
+
+
+def test_gaps_that_go_on_are_in_what_is_learned_as_far_as_they_go():
+    gaps = Gaps()
+    for _ in range(50):
+        gaps.observe_turn(1, Pace(), 10.0)
+    alone = gaps.next_turn(1, Pace(), 0.0, 20.0).soon
+    gaps.silent([Silent(1, Pace(), 100.0, 1.0)] * 50)
+    assert gaps.next_turn(1, Pace(), 0.0, 20.0).soon == pytest.approx(alone / 2, abs=0.08)
+
+
+def planner(capacity_blocks, sessions=40):
+    """A planner that knows gaps of a minute, and that sessions take eight turns."""
+    plan = Planner(Sessions(), capacity_blocks)
+    rng = random.Random(2)
+    gaps = plan.sessions.gaps("t")
+    for _ in range(sessions):
+        pace = Pace()
+        for turn in range(1, 8):
+            gaps.observe_turn(turn, pace, rng.lognormvariate(4.1, 0.5))
+        gaps.observe_end(8)
+    return plan
+
+
+def test_the_blocks_that_yield_are_the_ends_of_prompts_and_of_nobody_more_than_of_others():
+    plan = planner(60)
+    for number in range(3):
+        session = plan.turn(chain(number, 40), "t", float(number))
+        left = plan.stored(session, float(number))
+        assert plan.used_blocks <= 60
+        assert all(not plan.holds(key) for key in left)
+    held = [session.warm for session in plan.sessions]
+    assert max(held) - min(held) <= 2
+    for session in plan.sessions:
+        assert all(plan.holds(key) for key in session.keys[: session.warm])
+
+
+def test_a_shared_beginning_stays_as_long_as_one_holds_it():
+    plan = planner(30)
+    for number in range(5):
+        plan.stored(plan.turn(chain(number, 12, shared=4), "t", float(number)), float(number))
+    assert all(plan.holds(key) for key in range(-4, 0))
+    assert plan.used_blocks <= 30
+
+
+def test_what_has_ended_is_forgotten_and_its_room_goes_to_those_who_come_again():
+    plan = planner(60)
+    for number in range(3):
+        plan.stored(plan.turn(chain(number, 40), "t", 0.0), 0.0)
+    for number in range(2):
+        plan.stored(plan.turn(chain(number, 40), "t", 60.0), 60.0)
+    # The third is silent for long; two are not.
+    for now_s in (61.0, 300.0, 500.0):
+        for number in range(2):
+            plan.stored(plan.turn(chain(number, 40), "t", now_s), now_s)
+    promotions, _ = plan.promotions(560.0, 100)
+    assert {promotion.keys[0] // 1_000 for promotion in promotions} <= {0, 1}
+    silent = next(iter(plan.sessions), None)
+    assert silent is None or silent.warm < 30
+
+
+def promoted(plan):
+    """A session of which some blocks were promoted at 10 s, because another's were lost and left room."""
+    first, other = (plan.turn(chain(number, 30), "t", 0.0) for number in (1, 2))
+    for session in (first, other):
+        plan.stored(session, 1.0)
+    other.busy = True
+    plan.dropped(other.keys)
+    cold = first.cold
+    (promotion,), left = plan.promotions(10.0, 100)
+    assert not left
+    assert promotion.session is first
+    assert len(promotion.keys) == cold > 0
+    return promotion
+
+
+def test_a_turn_scores_what_was_promoted_for_it():
+    plan = planner(40)
+    promotion = promoted(plan)
+    plan.arrived(promotion, 11.0)
+    plan.turn(chain(1, 31), "t", 40.0)
+    plan.close()
+    scores = plan.scores
+    assert (scores.in_time, scores.late, scores.wasted) == (len(promotion.keys), 0, 0)
+
+
+def test_a_turn_that_comes_before_its_blocks_scores_them_late():
+    plan = planner(40)
+    promotion = promoted(plan)
+    plan.turn(chain(1, 31), "t", 10.5)
+    plan.arrived(promotion, 11.0)
+    plan.close()
+    scores = plan.scores
+    assert (scores.in_time, scores.late, scores.wasted) == (0, len(promotion.keys), 0)
+
+
+def test_what_nobody_came_for_was_promoted_for_nothing():
+    plan = planner(40)
+    promotion = promoted(plan)
+    plan.arrived(promotion, 11.0)
+    plan.close()
+    assert plan.scores.wasted == len(promotion.keys)
+
+
+def test_what_yields_before_it_was_used_was_promoted_for_nothing():
+    plan = planner(40)
+    promotion = promoted(plan)
+    plan.arrived(promotion, 11.0)
+    for number in range(3, 9):
+        plan.stored(plan.turn(chain(number, 40), "t", 12.0), 12.0)
+    assert plan.scores.wasted > 0
+    assert plan.used_blocks <= 40
+
+
+def test_the_policy_stands_back_when_waste_exceeds_gain_and_tries_again_later():
+    scores = Scores()
+    for _ in range(100):
+        scores.lost(10)
+    assert scores.bar > 1
+    scores.forgive(200.0)
+    assert scores.bar < 1
+    for _ in range(100):
+        scores.used(50, 0)
+    assert scores.bar == pytest.approx(0.5)
