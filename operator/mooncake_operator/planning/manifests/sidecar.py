@@ -24,8 +24,11 @@ from mooncake_operator.planning.manifests.transfer import master_url
 from mooncake_operator.planning.names import Port
 
 CONFIG_VARIABLE = "MOONCAKE_SIDECAR_CONFIG"
-EVENTS_ENDPOINT = f"ipc://{reference(RUN_DIR[0])}/kv-events.sock"
-REPLAY_ENDPOINT = f"ipc://{reference(RUN_DIR[0])}/kv-replay.sock"
+# Abstract sockets (`@`), which have no owner: a socket's file may be written to by its user alone, and an
+# engine's image runs as root where nobody says otherwise, the sidecar never. The folder is but a name that no
+# other Pod of this network has.
+EVENTS_ENDPOINT = f"ipc://@{reference(RUN_DIR[0])}/kv-events.sock"
+REPLAY_ENDPOINT = f"ipc://@{reference(RUN_DIR[0])}/kv-replay.sock"
 EVENTS_TOPIC = "kv-events"
 
 
