@@ -35,6 +35,8 @@ class Settings(BaseModel):
     image: str = Images().mooncake
     """Image of scheduler, sidecar, simulated engine and store."""
     redis_image: str = Images().redis
+    redis_user: Annotated[int, Field(ge=1)] | None = Images().redis_user
+    """Uid of the managed Redis; empty = the platform gives one, as OpenShift does and insists on."""
     lease: bool = True
     """Be one of several; without it this process acts at once."""
     lease_namespace: str = ""
@@ -43,7 +45,7 @@ class Settings(BaseModel):
     lease_duration_seconds: Seconds = 15.0
     identity: str = ""
     """Name among the candidates; empty = host name and process id."""
-    workers: Annotated[int, Field(ge=1, le=64)] = 4
+    workers: Annotated[int, Field(ge=1, le=64)] = 16
     resync_seconds: Seconds = 300.0
     rest_seconds: Annotated[float, Field(ge=0)] = 0.1
     """How long a cluster rests between two passes, so that a burst of events is one pass."""
@@ -64,6 +66,11 @@ class Settings(BaseModel):
     @classmethod
     def _split(cls, value: Any) -> Any:
         return tuple(filter(None, value.replace(",", " ").split())) if isinstance(value, str) else value
+
+    @field_validator("redis_user", mode="before")
+    @classmethod
+    def _none(cls, value: Any) -> Any:
+        return None if value == "" else value
 
     @field_validator("log_level")
     @classmethod
@@ -96,7 +103,7 @@ class Settings(BaseModel):
     @property
     def images(self) -> Images:
         """Images of what the operator renders."""
-        return Images(mooncake=self.image, redis=self.redis_image)
+        return Images(mooncake=self.image, redis=self.redis_image, redis_user=self.redis_user)
 
     def own_namespace(self) -> str:
         """Namespace of the Lease."""

@@ -39,6 +39,8 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
   value: {{ .Values.images.mooncake | default (printf "mooncake-k8s:%s" .Chart.AppVersion) | quote }}
 - name: MOONCAKE_OPERATOR_REDIS_IMAGE
   value: {{ .Values.images.redis | quote }}
+- name: MOONCAKE_OPERATOR_REDIS_USER
+  value: {{ if eq (toString .Values.images.redisUser) "" }}""{{ else }}{{ int64 .Values.images.redisUser | quote }}{{ end }}
 - name: MOONCAKE_OPERATOR_LEASE_NAME
   value: {{ include "mooncake.operatorName" . }}
 - name: MOONCAKE_OPERATOR_LEASE_NAMESPACE

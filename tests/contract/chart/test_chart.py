@@ -69,12 +69,17 @@ def test_without_values_the_operator_is_set_up_as_by_its_own_defaults() -> None:
 def test_values_reach_the_operator() -> None:
     given = {
         "operator": {"workers": 8, "resyncSeconds": 60, "logLevel": "DEBUG", "watchNamespaces": ["a", "b"]},
-        "images": {"mooncake": "example/mooncake:1", "redis": "example/redis:8"},
+        "images": {"mooncake": "example/mooncake:1", "redis": "example/redis:8", "redisUser": 1000650000},
     }
     read = settings(installed(given))
     assert (read.workers, read.resync_seconds, read.log_level) == (8, 60, "DEBUG")
     assert (read.images.mooncake, read.images.redis) == ("example/mooncake:1", "example/redis:8")
+    assert read.images.redis_user == 1000650000
     assert (read.namespaces, read.scan) == (("a", "b"), False)
+
+
+def test_the_platform_may_choose_whom_redis_runs_as() -> None:
+    assert settings(installed({"images": {"redisUser": ""}})).images.redis_user is None
 
 
 def test_network_policies_of_clusters_let_the_operator_in() -> None:

@@ -8,7 +8,7 @@ import pytest
 from mooncake_core.api import MooncakeDecodePool, parse_object
 from mooncake_core.config import AdmissionMode, SchedulerConfig, SidecarConfig
 from mooncake_core.registry import Instance, Role
-from mooncake_operator.planning import ClusterNames, Credentials, LocalNames, pod_names, render
+from mooncake_operator.planning import ClusterNames, Credentials, Images, LocalNames, pod_names, render
 
 SECRETS = Credentials(redis_password="s3cret")
 
@@ -154,6 +154,9 @@ def test_with_redis_each_engine_gets_a_sidecar_that_announces_it_by_its_own_addr
     published = json.loads(flag(container(pod, "engine")["args"], "--kv-events-config"))
     assert published["endpoint"] == config.events_endpoint
     assert published["replay_endpoint"] == config.replay_endpoint
+    # Without a file there is nobody whose file it is: an engine may run as root, the sidecar does not.
+    assert config.events_endpoint == "ipc://@$(MOONCAKE_RUN_DIR)/kv-events.sock"
+    assert config.replay_endpoint == "ipc://@$(MOONCAKE_RUN_DIR)/kv-replay.sock"
     shared = {mount["name"] for mount in beside["volumeMounts"]}
     assert "run" in shared & {mount["name"] for mount in container(pod, "engine")["volumeMounts"]}
 
@@ -401,6 +404,16 @@ def test_the_password_of_the_managed_redis_is_in_its_secret_only():
     public = [*world.pods, *world.scheduler_pods, *world.deployments, *world.config_maps, *world.services]
     assert "s3cret" not in json.dumps(public)
     assert "s3cret" not in repr(SECRETS)
+
+
+@pytest.mark.parametrize("user", [65532, 1000650000, None])
+def test_redis_runs_as_the_user_that_is_set_or_as_the_one_that_the_platform_gives(user):
+    world = render(
+        cluster(scheduler=SHARED), ClusterNames(), images=Images(redis_user=user), credentials=SECRETS
+    )
+    redis = container(by_name(world.pods, "q-redis-0"), "redis")["securityContext"]
+    assert redis.get("runAsUser") == user
+    assert redis["runAsNonRoot"]
 
 
 @pytest.mark.parametrize("password", ["", "two words", "line\nbreak"])

@@ -28,6 +28,8 @@ class Images:
     mooncake: str = "mooncake-k8s:0.1.0"
     """Scheduler, sidecar, simulated engine and store: one image holds them all."""
     redis: str = "redis:7.4"
+    redis_user: int | None = 65532
+    """Whom Redis runs as, for its image begins as root; None = the platform says it (OpenShift does)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,9 +20,6 @@ from mooncake_operator.planning.manifests.sharing import PASSWORD_KEY
 from mooncake_operator.planning.names import Port
 
 _CONFIG_KEY = "redis.conf"
-_USER = 65532
-"""Redis' image starts as root and would become its own user by a script that is not run here."""
-
 _SETTINGS = (
     'save ""',
     "appendonly no",
@@ -66,10 +63,12 @@ def redis_pod(plan: Plan, name: str) -> Object:
     """The managed Redis' Pod."""
     port = plan.names.port(name, Port.REDIS)
     probe = {"tcpSocket": {"port": "redis"}}
+    # Redis' image starts as root and would become its own user by a script that is not run here.
+    user = {} if plan.images.redis_user is None else {"runAsUser": plan.images.redis_user}
     container: Object = {
         "name": "redis",
         "image": plan.images.redis,
-        "securityContext": {**UNPRIVILEGED["securityContext"], "runAsUser": _USER},
+        "securityContext": {**UNPRIVILEGED["securityContext"], **user},
         # The password is in the file, where no list of processes shows it.
         "command": ["redis-server", f"{reference(REDIS_DIR[0])}/{_CONFIG_KEY}"],
         "args": ["--port", str(port), "--bind", plan.names.listen_host],
