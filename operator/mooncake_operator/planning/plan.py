@@ -1,8 +1,8 @@
 """From what is wanted and what is there to what is to be done: the one entry to planning pools.
 
 A picture, a wish and a time give actions, in the order in which they are to be carried out; once they have
-come true, the same call gives none. Whoever carries them out writes the statuses of the plan first: a
-failure must be on record before its Pods go.
+come true, the same call gives none. What a later plan must know of this one stands in statuses, and goes
+there first: a failure must be on record before its Pods go.
 """
 
 from __future__ import annotations
@@ -19,16 +19,17 @@ from mooncake_operator.planning.actions import (
     DeleteRevision,
     Finding,
     RecordRevision,
+    RemoveFinalizer,
     WaitFor,
 )
 from mooncake_operator.planning.checks import is_idle
 from mooncake_operator.planning.deletion import plan_deletion, plan_leftovers
 from mooncake_operator.planning.desired import DesiredCluster, DesiredPool
 from mooncake_operator.planning.draft import Draft, PoolDraft
-from mooncake_operator.planning.history import last_progress_s
+from mooncake_operator.planning.history import last_progress_s, next_history
 from mooncake_operator.planning.instances import LOST_AFTER_S, Instance, Phase, assemble, names_taken
 from mooncake_operator.planning.moves import decide
-from mooncake_operator.planning.observed import Observed, Recreation, Revision
+from mooncake_operator.planning.observed import Observed, PoolHistory, Recreation, Revision
 
 REVISIONS_KEPT = 10
 """Revisions without Pods that are kept for an undo."""
@@ -86,6 +87,27 @@ def plan(cluster: DesiredCluster, observed: Observed) -> Plan:
             else:
                 actions.append(step)
     return Plan(tuple(actions), tuple(waits), outcomes)
+
+
+def must_be_reported_first(made: Plan, observed: Observed) -> bool:
+    """Whether statuses have to be written before a plan is carried out, or may be meanwhile.
+
+    First where they say what the actions will make forgotten: failures, and which revision was there before.
+    And where an action changes the object that has the status, for both writings say which version they mean.
+    """
+    if any(isinstance(action, AddFinalizer | RemoveFinalizer) for action in made.actions):
+        return True
+    return any(_has_news(outcome, observed.history(name)) for name, outcome in made.outcomes.items())
+
+
+def _has_news(outcome: PoolOutcome, before: PoolHistory) -> bool:
+    if outcome.recreations != before.recreations:
+        return True
+    if not before.update_revision:
+        return False  # nothing came before, or this pool has no status of its own
+    began_s = before.update_started_s
+    records, failures = outcome.recreations, outcome.last_failures
+    return next_history(outcome.pool, outcome.instances, records, failures, before, began_s) != before
 
 
 def _outcome(draft: PoolDraft, observed: Observed) -> PoolOutcome:

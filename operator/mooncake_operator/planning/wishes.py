@@ -7,10 +7,9 @@ from dataclasses import dataclass, replace
 
 from mooncake_core.registry import Role
 from mooncake_operator.planning.desired import DesiredCluster, DesiredPool
-from mooncake_operator.planning.manifests.engine import pairing_revision, pool_revision
+from mooncake_operator.planning.manifests.inputs import pairing_revision, pool_revision, store_revisions
 from mooncake_operator.planning.manifests.plan import EnginePoolPlan, Plan, Present, StorePlan
 from mooncake_operator.planning.manifests.redis import redis_revision
-from mooncake_operator.planning.manifests.store import store_revisions
 from mooncake_operator.planning.observed import ObservedPod
 
 JOIN_INTERVAL_S = 60

@@ -43,6 +43,8 @@ class PlayedWorld:
         self.writes: list[tuple[str, str]] = []
         self.forgetful = False
         """Whether the operator is a new one for each pass, as if it had been killed after the last."""
+        self.settings = Settings()
+        """Of the operator; `restart` makes new ones count."""
         client._observer = self._seen
         self._recording = False
         self.restart()
@@ -51,7 +53,7 @@ class PlayedWorld:
         schedulers = Schedulers(port=self.scheduler.port)
         self.reconciler = ClusterReconciler(
             self.client,
-            Settings(),
+            self.settings,
             Metrics(),
             schedulers=schedulers,
             stores=Stores(port=self.store_port),

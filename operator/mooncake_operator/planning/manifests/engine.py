@@ -17,13 +17,13 @@ from mooncake_operator.planning.manifests.groups import (
     placement,
     worker_pre_stop,
 )
+from mooncake_operator.planning.manifests.inputs import pairing_revision, pool_revision
 from mooncake_operator.planning.manifests.objects import (
     CONFIG_DIR,
     POD_IP,
     RUN_DIR,
     UNPRIVILEGED,
     Object,
-    digest,
     env,
     http_get,
     labels,
@@ -37,7 +37,6 @@ from mooncake_operator.planning.manifests.pods import (
     a_pod,
     container_resources,
     model_files,
-    revision_of,
     shared_memory,
     with_revision,
 )
@@ -66,22 +65,6 @@ def engine_pods(plan: Plan, pool: EnginePoolPlan) -> list[Object]:
     """All Pods of a pool, labelled with the pool's revision."""
     revision = pool_revision(plan, pool)
     return [with_revision(engine_pod(plan, pool, member), revision) for member in members(pool)]
-
-
-def pool_revision(plan: Plan, pool: EnginePoolPlan) -> str:
-    """Hash of a pool's Pods without what differs between Pods, runtimes and replica counts."""
-    anyone = plan.anonymous()
-    ranks = ("0", "1")[: pool.spec.instance.size]
-    return revision_of(*(engine_pod(anyone, pool, Member(pool.name, rank)) for rank in ranks))
-
-
-def pairing_revision(plan: Plan) -> str:
-    """Hash of what both sides of a hand-over must agree on; the registry's `revision`.
-
-    A pool's own revision would not do: prefill and decode pools never have the same template.
-    """
-    spec = plan.cluster.spec
-    return digest([spec.model.manifest(), spec.engine.manifest(), spec.network.manifest(), bool(plan.store)])
 
 
 def engine_pod(plan: Plan, pool: EnginePoolPlan, member: Member) -> Object:

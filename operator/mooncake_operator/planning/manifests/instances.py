@@ -8,7 +8,7 @@ import msgspec
 
 from mooncake_core.registry import EngineKind, Instance, Role
 from mooncake_operator.planning.manifests.capacity import kv_capacity_tokens, max_batch, max_model_len_tokens
-from mooncake_operator.planning.manifests.engine import pairing_revision
+from mooncake_operator.planning.manifests.inputs import pairing_revision
 from mooncake_operator.planning.manifests.plan import EnginePoolPlan, Plan, Present
 from mooncake_operator.planning.manifests.store import store_capacity_tokens
 from mooncake_operator.planning.manifests.transfer import master_url

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from mooncake_core.api.scalars import quantity_bytes
 from mooncake_core.profiles import PROFILES
+from mooncake_operator.planning.manifests.inputs import store_revisions
 from mooncake_operator.planning.manifests.objects import (
     CLUSTER_LABEL,
     POD_IP,
@@ -26,7 +27,6 @@ from mooncake_operator.planning.manifests.plan import Plan, StorePlan
 from mooncake_operator.planning.manifests.pods import (
     a_pod,
     container_resources,
-    revision_of,
     spread,
     with_revision,
 )
@@ -41,15 +41,6 @@ def store_pods(plan: Plan, store: StorePlan) -> list[Object]:
     master_revision, node_revision = store_revisions(plan, store)
     masters = [with_revision(master_pod(plan, store, pod), master_revision) for pod in store.masters()]
     return masters + [with_revision(node_pod(plan, store, pod), node_revision) for pod in store.nodes()]
-
-
-def store_revisions(plan: Plan, store: StorePlan) -> tuple[str, str]:
-    """Hashes of the masters' Pods and of the nodes'."""
-    anyone = plan.anonymous()
-    return (
-        revision_of(master_pod(anyone, store, store.name)),
-        revision_of(node_pod(anyone, store, store.name)),
-    )
 
 
 def store_capacity_tokens(plan: Plan, store: StorePlan) -> int:

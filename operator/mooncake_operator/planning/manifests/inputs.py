@@ -1,0 +1,82 @@
+"""What a user says of Pods: of this, revisions are hashes.
+
+Not of the Pods as they are rendered. What the operator adds by itself, its image of the sidecar or a probe's
+timing, changes with the operator's version, and an upgrade of the operator is no wish to replace engines.
+Running instances, and those that are made for them, stay as their ControllerRevision has them; the next
+revision that a user asks for brings along what is new.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mooncake_core.api.base import ApiModel
+from mooncake_operator.planning.manifests.objects import digest
+from mooncake_operator.planning.manifests.plan import EnginePoolPlan, Plan, StorePlan
+
+_NOT_OF_ENGINES = frozenset(
+    {
+        "replicas",
+        "declaredReplicas",
+        "clusterRef",
+        "update",
+        "disruption",
+        "autoscaling",
+        "name",
+    }
+)
+"""Fields of a pool that say how many instances there are, and how they are replaced."""
+_NOT_OF_STORE_NODES = _NOT_OF_ENGINES | {"master"}
+
+
+def pool_revision(plan: Plan, pool: EnginePoolPlan) -> str:
+    """Revision of a prefill or decode pool."""
+    spec = plan.cluster.spec
+    redis = spec.scheduler.redis
+    return digest(
+        {
+            "role": pool.role.value,
+            "model": written(spec.model),
+            "engine": written(spec.engine),
+            "network": written(spec.network),
+            "redis": None if redis is None else redis.manifest(),
+            "store": None if plan.store is None else plan.store.name,
+            "pool": _without(written(pool.spec), _NOT_OF_ENGINES),
+        }
+    )
+
+
+def pairing_revision(plan: Plan) -> str:
+    """Hash of what both sides of a hand-over must agree on; the registry's `revision`.
+
+    A pool's own revision would not do: prefill and decode pools never have the same template.
+    """
+    spec = plan.cluster.spec
+    return digest([written(spec.model), written(spec.engine), written(spec.network), bool(plan.store)])
+
+
+def store_revisions(plan: Plan, store: StorePlan) -> tuple[str, str]:
+    """Revisions of a store's masters and of its nodes.
+
+    Of the engines' wishes these take their image and their pace only: a store that is replaced holds nothing.
+    """
+    engine = plan.cluster.spec.engine
+    image = store.spec.image or (None if plan.simulated else engine.image)
+    common = {"simulated": plan.simulated, "image": image}
+    master = _without(written(store.spec.master), frozenset({"replicas"}))
+    node = {
+        "profile": engine.profile,
+        "timeScale": engine.time_scale,
+        "protocol": plan.cluster.spec.network.protocol,
+        "pool": _without(written(store.spec), _NOT_OF_STORE_NODES),
+    }
+    return digest({**common, "master": master}), digest({**common, **node})
+
+
+def written(spec: ApiModel) -> dict[str, Any]:
+    """A part of a spec as its user wrote it: defaults that later versions add or change are none of it."""
+    return spec.model_dump(mode="json", by_alias=True, exclude_defaults=True)
+
+
+def _without(spec: dict[str, Any], fields: frozenset[str]) -> dict[str, Any]:
+    return {name: value for name, value in spec.items() if name not in fields}

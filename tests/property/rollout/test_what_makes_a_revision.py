@@ -1,0 +1,89 @@
+"""A revision changes with what a user says of Pods, and with nothing else."""
+
+from __future__ import annotations
+
+import copy
+import json
+
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+
+from mooncake_core.api import ManifestError, MooncakeCluster, parse_object
+from mooncake_operator.planning import ClusterNames, Credentials, Images, render
+from mooncake_testing.clusters import cluster_manifests
+
+ENTRIES = ("prefillPools", "decodePools", "kvCachePools")
+SECRETS = Credentials(redis_password="s3cret", admin_token="t0ken")
+thorough = settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+
+
+def rendered(manifest, images=None):
+    """First Pods of all that is planned as a pool: revision, and all else, by name."""
+    cluster = parse_object(manifest)
+    assert isinstance(cluster, MooncakeCluster)
+    world = render(cluster, ClusterNames(), images=images or Images(), credentials=SECRETS)
+    found = {}
+    for pod in world.pods:
+        pod = copy.deepcopy(pod)
+        name, own = pod["metadata"]["name"], pod["metadata"]["labels"]
+        # The managed Redis is cheap to replace, and follows its operator.
+        if own["mooncake.io/role"] != "redis" and name.endswith("-0"):
+            revision = own.pop("mooncake.io/revision")
+            own.pop("mooncake.io/pairing", None)
+            found[name] = (revision, json.dumps(pod, sort_keys=True))
+    return found
+
+
+@st.composite
+def edited(draw):
+    """A cluster, and the same with some of it as another cluster has it."""
+    one, other = draw(cluster_manifests()), draw(cluster_manifests())
+    two = copy.deepcopy(one)
+    parts = draw(st.lists(st.sampled_from(["model", "engine", "slo", "scheduler", "entry"]), min_size=1))
+    for part in parts:
+        if part != "entry":
+            two["spec"][part] = other["spec"][part]
+            continue
+        field = draw(st.sampled_from([f for f in ENTRIES if f in one["spec"] and f in other["spec"]]))
+        entry = draw(st.sampled_from(two["spec"][field]))
+        entry.update({k: v for k, v in other["spec"][field][0].items() if k != "name"})
+    return one, two
+
+
+@thorough
+@given(edited())
+def test_pods_that_a_user_wants_otherwise_are_of_another_revision(manifests):
+    try:
+        before, after = map(rendered, manifests)
+    except (ManifestError, ValueError):
+        assume(False)
+    for name in before.keys() & after.keys():
+        (revision, pod), (next_revision, next_pod) = before[name], after[name]
+        assert pod == next_pod or revision != next_revision
+
+
+@thorough
+@given(cluster_manifests(), st.integers(1, 5))
+def test_how_many_there_are_and_how_they_are_replaced_is_no_part_of_a_revision(manifest, number):
+    changed = copy.deepcopy(manifest)
+    for field in ("prefillPools", "decodePools"):
+        for entry in changed["spec"][field]:
+            entry |= {"replicas": number, "update": {"maxSurge": 3}, "disruption": {"minAvailable": 1}}
+    for entry in changed["spec"].get("kvCachePools", ()):
+        entry["replicas"] = number
+    changed["spec"]["coordination"] = {"rollout": {"maxSkew": "50%"}}
+    changed["spec"]["slo"] = {"ttft": {"target": "1s"}, "tbt": {"target": "1s"}}
+    before, after = rendered(manifest), rendered(changed)
+    assert {name: revision for name, (revision, _) in after.items() if name in before} == {
+        name: revision for name, (revision, _) in before.items()
+    }
+
+
+@thorough
+@given(cluster_manifests())
+def test_another_operator_wants_the_same_revisions(manifest):
+    later = Images(mooncake="mooncake-k8s:99.0.0", redis="redis:99")
+    before, after = rendered(manifest), rendered(manifest, later)
+    assert {name: revision for name, (revision, _) in after.items()} == {
+        name: revision for name, (revision, _) in before.items()
+    }
