@@ -8,7 +8,7 @@ import pytest
 
 from mooncake_core.api.coordination import PoolRatio
 from mooncake_operator.planning import reasons
-from mooncake_operator.planning.actions import CreatePod, DeletePod, MarkDrain, SetGate
+from mooncake_operator.planning.actions import CreatePod, DeletePod, MarkDrain, RecordRevision, SetGate
 from mooncake_operator.planning.instances import Phase, assemble
 from mooncake_operator.planning.observed import Gate, Trouble
 from mooncake_operator.planning.plan import plan
@@ -82,6 +82,14 @@ def test_one_spare_instance_is_shared_and_nothing_dips():
     assert max(step.gpus for step in seen) == 72
     assert all(p["old"] + p["new"] >= 4 for step in seen for p in step.counts.values())
     assert all(p["new"] == 4 for p in seen[-1].counts.values())
+
+
+def test_where_old_ones_go_first_the_pools_own_floor_counts_if_it_is_higher():
+    cluster, observed = rollout_of(prefill=6, decode=6, max_surge=0, max_unavailable=4)
+    wanted = replace(of_pool(cluster, "prefill", min_available=4), max_skew=1.0)
+    seen = counts(wanted, observed)
+    assert min(prefill["old"] + prefill["new"] for prefill, _ in seen) == 4
+    assert min(decode["old"] + decode["new"] for _, decode in seen) == 2
 
 
 def test_neither_surge_nor_dip_means_a_rollout_that_says_what_it_lacks():
@@ -224,6 +232,21 @@ def test_what_was_scaled_down_and_still_ends_holds_its_place_when_it_is_scaled_u
     assert len(created(plan(again, observed))) == 2 * surge
     *_, last = steps(again, observed)
     assert last.counts["prefill"] == {"old": 0, "new": 4, "all": 4}
+
+
+def test_an_undo_numbers_the_revision_that_is_wanted_again_as_the_newest():
+    cluster, observed = rollout_of(prefill=2, decode=2)
+    observed = advance(cluster, observed, rounds=3)
+    kept = {revision.number: revision.name for revision in observed.revisions if revision.pool == "decode"}
+    assert sorted(kept) == [1, 2]
+    undone = plan(change(cluster, revision=kept[1]), observed)
+    again = [action for action in undone.actions if isinstance(action, RecordRevision)]
+    assert RecordRevision("decode", kept[1], 3) in again
+    observed = carry_out(change(cluster, revision=kept[1]), observed, undone)
+    assert not any(
+        isinstance(action, RecordRevision)
+        for action in plan(change(cluster, revision=kept[1]), observed).actions
+    )
 
 
 def test_three_quick_edits_leave_every_pool_its_floor():
