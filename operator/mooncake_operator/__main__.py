@@ -17,6 +17,7 @@ import uvloop
 from mooncake_operator.control.backoff import Backoff
 from mooncake_operator.control.cluster import ClusterReconciler
 from mooncake_operator.control.contract import Key
+from mooncake_operator.control.definitions import OldDefinitionsError, require_current_definitions
 from mooncake_operator.control.gather import list_known
 from mooncake_operator.control.leadership import Leadership, LeadershipLostError, LeaseTerms
 from mooncake_operator.control.leadership_thread import LeadershipThread
@@ -27,7 +28,7 @@ from mooncake_operator.control.workqueue import WorkQueue
 from mooncake_operator.handlers import cluster_of, kopf_settings, make_registry
 from mooncake_operator.kube.client import Client
 from mooncake_operator.kube.configuration import NoClusterError, find_configuration
-from mooncake_operator.kube.resources import CLUSTER, POOLS
+from mooncake_operator.kube.resources import CLUSTER, POOLS, Resource
 from mooncake_operator.logs import set_up_logging
 from mooncake_operator.metrics import Metrics
 from mooncake_operator.settings import Settings, SettingsError
@@ -54,9 +55,10 @@ class Process:
         self._resync = Resync(
             self._keys, self._queue, backoff, period_s=settings.resync_seconds, chance=random.random
         )
+        self._reconciler = ClusterReconciler(client, settings, metrics, watched=True)
         workers = Workers(
             self._queue,
-            ClusterReconciler(client, settings, metrics),
+            self._reconciler,
             backoff,
             count=settings.workers,
             observe=metrics.observe_pass,
@@ -96,6 +98,8 @@ class Process:
         )
 
     async def _keys(self) -> Iterable[Key]:
+        # Now and then, and after each gap of a watch: events may have been missed.
+        self._reconciler.forget()
         keys: set[Key] = set()
         for namespace in self._settings.namespaces or (None,):
             for resource in (CLUSTER, *POOLS):
@@ -107,7 +111,7 @@ class Process:
         settings = self._settings
         registry = make_registry(
             self._metrics,
-            enqueue=self._queue.add,
+            seen=self._seen,
             unhealthy=self.lifecycle.unhealthy,
             on_listed=self._resync.request,
             on_started=self.take_signals,
@@ -124,6 +128,10 @@ class Process:
             liveness_endpoint=f"http://{settings.listen}:{settings.health_port}/healthz",
             stop_flag=stop,
         )
+
+    def _seen(self, key: Key, resource: Resource) -> None:
+        self._reconciler.notice(key, resource)
+        self._queue.add(key)
 
     def take_signals(self) -> None:
         """Stop in order on SIGTERM and SIGINT; kopf, when it starts, puts its own handlers there."""
@@ -145,6 +153,7 @@ async def run(settings: Settings) -> None:
 
     Raises:
         NoClusterError: no credentials were found.
+        OldDefinitionsError: the definitions of its kinds are older than this operator.
         LeadershipLostError: another operator has the Lease.
         WatchingFailedError: watching does not stay up.
         OSError: the metrics' port is taken.
@@ -156,6 +165,7 @@ async def run(settings: Settings) -> None:
         async with Client(configuration, observer=metrics.observe_request) as client:
             process = Process(settings, metrics, client)
             process.take_signals()
+            await require_current_definitions(client, namespace=(*settings.namespaces, "default")[0])
             await process.lifecycle.run()
     finally:
         server.shutdown()
@@ -173,7 +183,7 @@ def main() -> int:
     set_up_logging(settings.log_level)
     try:
         uvloop.run(run(settings))
-    except (NoClusterError, LeadershipLostError, WatchingFailedError, OSError) as error:
+    except (NoClusterError, OldDefinitionsError, LeadershipLostError, WatchingFailedError, OSError) as error:
         _log.error("the operator ends", why=str(error), error=type(error).__name__)
         return 1
     _log.info("the operator ends", why="asked to")

@@ -27,7 +27,7 @@ _MANAGED = "app.kubernetes.io/managed-by=mooncake-operator"
 _TOKEN_LIFE = timedelta(minutes=10)
 """Projected tokens are renewed on disk long before they expire: read them again this often."""
 
-Enqueue = Callable[[Key], None]
+Seen = Callable[[Key, Resource], None]
 Unhealthy = Callable[[], str | None]
 
 
@@ -47,7 +47,7 @@ def cluster_of(resource: Resource, body: Mapping[str, Any]) -> Key | None:
 def make_registry(
     metrics: Metrics,
     *,
-    enqueue: Enqueue,
+    seen: Seen,
     unhealthy: Unhealthy,
     on_listed: Callable[[], None],
     on_started: Callable[[], None],
@@ -56,7 +56,7 @@ def make_registry(
 
     Args:
         metrics: gets the times of events.
-        enqueue: takes a key.
+        seen: told of each event, by the cluster and the kind that it concerns.
         unhealthy: says what is wrong with the process, if anything is.
         on_listed: called for each object of a LIST, with which every watch begins and heals itself.
         on_started: called once kopf has set itself up.
@@ -88,12 +88,12 @@ def make_registry(
         @kopf.on.event(
             resource.api_version, resource.plural, registry=registry, id=f"watch-{resource.plural}"
         )
-        async def seen(body: kopf.Body, type: str | None, **_: Any) -> None:  # noqa: A002
+        async def event(body: kopf.Body, type: str | None, **_: Any) -> None:  # noqa: A002
             metrics.watch_last_event_s.labels(resource.kind).set(time.time())
             if type is None:
                 on_listed()
             if key := cluster_of(resource, body):
-                enqueue(key)
+                seen(key, resource)
 
     for resource in (CLUSTER, *POOLS, POD, *OWNED):
         watch(resource)

@@ -15,12 +15,13 @@ from mooncake_operator.control.causes import Causes, next_look_s
 from mooncake_operator.control.contract import Key, Result
 from mooncake_operator.control.credentials import kept_credentials, secret_findings
 from mooncake_operator.control.finalizers import freed_because_the_namespace_ends
-from mooncake_operator.control.gather import World, gather
+from mooncake_operator.control.gather import STRANGERS, World, gather
 from mooncake_operator.control.inline import with_live_replicas
 from mooncake_operator.control.objects import ObjectKeeper
 from mooncake_operator.control.picture import Picture, engines_there, picture_of, pod_with_cause
 from mooncake_operator.control.problems import NamespaceEndsError
 from mooncake_operator.control.reading import read_cluster
+from mooncake_operator.control.recent import Recent
 from mooncake_operator.control.reports import Context, cluster_report, kept_status, pool_report
 from mooncake_operator.control.schedulers import Schedulers, View
 from mooncake_operator.control.spec_history import keep_history
@@ -35,6 +36,7 @@ from mooncake_operator.kube.events import EventRecorder
 from mooncake_operator.kube.resources import (
     POOLS,
     Object,
+    Resource,
     is_terminating,
     name_of,
     uid_of,
@@ -46,7 +48,7 @@ from mooncake_operator.planning.instances import Phase
 from mooncake_operator.planning.manifests.plan import Plan as RenderPlan
 from mooncake_operator.planning.manifests.plan import inline_pools, plan_of
 from mooncake_operator.planning.observed import Trouble
-from mooncake_operator.planning.plan import Plan, plan
+from mooncake_operator.planning.plan import Plan, must_be_reported_first, plan
 from mooncake_operator.settings import Settings
 
 _log = structlog.get_logger()
@@ -68,7 +70,19 @@ class _Memory:
     applier: Applier
     inquiry: Inquiry
     causes: Causes
+    recent: Recent
     refusals: Mapping[str, Sequence[Finding]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class _Report:
+    """What a pass has to say, refusals apart, which may come later."""
+
+    picture: Picture
+    plan: Plan
+    answers: Answers
+    rendered: RenderPlan | None
+    scheduler: Object | None
 
 
 class ClusterReconciler:
@@ -83,23 +97,41 @@ class ClusterReconciler:
         schedulers: Schedulers | None = None,
         stores: Stores | None = None,
         clock: Callable[[], float] = time.time,
+        watched: bool = False,
     ) -> None:
-        """Take the client, the process's settings, and the wall clock."""
+        """Take the client, the process's settings, and the wall clock.
+
+        `watched`: whether `notice` is called for each event, and `forget` where some may have been missed.
+        """
         self._client = client
         self._settings = settings
         self._metrics = metrics
         self._schedulers = schedulers or Schedulers()
         self._stores = stores or Stores()
         self._clock = clock
+        self._watched = watched
         self._events = EventRecorder(client, instance=settings.own_identity(), observe=metrics.observe_event)
         self._status = StatusWriter(client, self._events)
         self._memories: dict[Key, _Memory] = {}
         self._drifted: list[Object] = []
 
+    def notice(self, key: Key, resource: Resource) -> None:
+        """Something of this kind has come, gone or changed, that belongs to a cluster."""
+        if (memory := self._memories.get(key)) is not None:
+            memory.recent.changed(resource)
+
+    def forget(self) -> None:
+        """Events may have been missed: let all be read anew."""
+        for memory in self._memories.values():
+            memory.recent.forget()
+
     async def reconcile(self, key: Key) -> Result:
         """One pass."""
+        # Kept before anything is read: what changes meanwhile must find somebody to tell.
+        memory = self._memories.get(key) or self._new_memory(key)
+        self._memories[key] = memory
         try:
-            world = await gather(self._client, key)
+            world = await gather(self._client, key, memory.recent)
         except ForbiddenError:
             # Rights that lie in the namespace go with it.
             if await freed_because_the_namespace_ends(self._client, key.namespace):
@@ -107,9 +139,6 @@ class ClusterReconciler:
             raise
         if world.cluster is None:
             self._memories.pop(key, None)
-        memory = self._memories.get(key) or self._new_memory(key)
-        if world.cluster is not None:
-            self._memories[key] = memory
         attempt = _Pass(self, key, world, memory)
         try:
             result = await attempt.run()
@@ -123,6 +152,7 @@ class ClusterReconciler:
             Applier(self._client, on_drift=self._on_drift),
             Inquiry(self._schedulers, self._stores),
             Causes(self._client, key.namespace),
+            Recent(trusted=self._watched),
         )
 
     def _on_drift(self, live: Object) -> None:
@@ -150,9 +180,12 @@ class _Pass:
         self._findings: list[Finding] = []
         self._standalone = StandalonePools(self._status, world.pools, world.cluster)
         self._pools = self._standalone.live
+        self._now_s = shared._clock()
         self._token = ""
-        self._answers = Answers(View())
+        self._answers: Answers | None = None
         self._causes: Mapping[str, Trouble] = {}
+        self._written: dict[str, Object] = {}
+        """By uid: objects whose statuses this pass has written."""
 
     async def run(self) -> Result:
         cluster = self._world.cluster
@@ -179,28 +212,45 @@ class _Pass:
         await self._status.write(pool, kept_status(pool), [missing])
 
     async def _keep(self, cluster: Object, read: MooncakeCluster) -> Result:
-        self._findings += await secret_findings(self._client, read)
-        keeper = ObjectKeeper(self._client, self._memory.applier, cluster, self._world)
+        keeper = ObjectKeeper(
+            self._client, self._memory.applier, cluster, self._world, wrote=self._memory.recent.changed
+        )
         inline = [pool.manifest() for pool in inline_pools(read)]
-        await keeper.keep_pools(inline)
+        credentials = kept_credentials(self._world, read)
+        self._token = credentials.admin_token
+        # Side by side, here and below: what does not rest on each other need not wait for each other.
+        await together([self._check_secrets(read), keeper.keep_pools(inline), self._inquire()])
         self._pools |= {
             name: pool for (kind, name), pool in keeper.outcome.live.items() if kind in _POOL_KINDS
         }
-        credentials = kept_credentials(self._world, read)
-        self._token = credentials.admin_token
         rendered, desired = await self._rendering(read, credentials)
-        if desired is not None:
-            plain = _plain(desired)
-            await keeper.keep(plain)
-            await keeper.prune([*plain, *inline])
-        self._findings += keeper.outcome.findings
-        if rendered is not None:
-            self._findings += await keep_history(
-                self._client, self._world, rendered, cluster, read, self._pools
+        if desired is not None and rendered is not None:
+            history: list[Finding] = []
+            await together(
+                [
+                    _keep_plain(keeper, _plain(desired), inline),
+                    self._keep_history(rendered, cluster, read, history),
+                ]
             )
+            self._findings += [*keeper.outcome.findings, *history]
+        else:
+            self._findings += keeper.outcome.findings
         self._memory.applier.forget_all_but({uid_of(obj) for obj in keeper.outcome.live.values()})
         scheduler = keeper.outcome.live.get(("Deployment", f"{self._key.name}-scheduler"))
         return await self._plan_pools(rendered, scheduler)
+
+    async def _check_secrets(self, read: MooncakeCluster) -> None:
+        self._findings += await secret_findings(self._client, read)
+
+    async def _keep_history(
+        self, rendered: RenderPlan, cluster: Object, read: MooncakeCluster, findings: list[Finding]
+    ) -> None:
+        findings += await keep_history(self._client, self._world, rendered, cluster, read, self._pools)
+
+    async def _inquire(self) -> None:
+        self._answers = await self._memory.inquiry.ask(
+            self._cluster_pods(), self._token, self._now_s, told=self._told()
+        )
 
     async def _rendering(
         self, read: MooncakeCluster, credentials: Credentials
@@ -226,22 +276,29 @@ class _Pass:
         return made, desired
 
     async def _plan_pools(self, rendered: RenderPlan | None, scheduler: Object | None = None) -> Result:
-        now_s = self._shared._clock()
-        pods = self._cluster_pods()
-        self._answers = await self._memory.inquiry.ask(pods, self._token, now_s, told=self._told())
-        self._causes = await self._memory.causes.of(pods, now_s)
-        registry = self._answers.view.registry
-        picture = picture_of(self._world, rendered, self._pools, registry, now_s, self._causes)
+        if self._answers is None:
+            await self._inquire()
+        answers = self._answers or Answers(View())
+        self._causes = await self._memory.causes.of(self._cluster_pods(), self._now_s)
+        picture = picture_of(
+            self._world, rendered, self._pools, answers.view.registry, self._now_s, self._causes
+        )
         made = plan(picture.desired, picture.observed)
         refused = self._memory.refusals
-        # Before anything is done: a failure must be on record before its Pods go.
-        picture = await self._report(picture, made, refused, rendered, scheduler)
+        report = _Report(picture, made, answers, rendered, scheduler)
+        first = must_be_reported_first(made, picture.observed)
+        if first:
+            await self._report(report, refused)
         execution = self._execution(picture, rendered)
-        await execution.carry_out(made.actions)
+        await together(
+            [execution.carry_out(made.actions), *([] if first else [self._report(report, refused)])]
+        )
         if execution.refusals != refused:
             self._memory.refusals = execution.refusals
-            await self._report(picture, made, execution.refusals, rendered, scheduler)
-        return self._result(picture, made, now_s)
+            # Whoever has the name that was wanted has come since others' Pods were last read.
+            self._memory.recent.changed(STRANGERS)
+            await self._report(report, execution.refusals)
+        return self._result(made)
 
     def _execution(self, picture: Picture, rendered: RenderPlan | None) -> Execution:
         owned = self._world.owned or {}
@@ -252,49 +309,45 @@ class _Pass:
             namespace=self._key.namespace,
             plan=rendered,
             pools={pool.name: pool for pool in picture.desired.pools},
-            owners=picture.owners,
+            owners=self._as_written(picture.owners),
             revisions=[obj for (kind, _), obj in owned.items() if kind == "ControllerRevision"],
             scheduler_pods=self._cluster_pods(),
             token=self._token,
         )
 
-    async def _report(
-        self,
-        picture: Picture,
-        made: Plan,
-        refusals: Mapping[str, Sequence[Finding]],
-        rendered: RenderPlan | None,
-        scheduler: Object | None,
-    ) -> Picture:
-        """Write all statuses; returns the picture with the objects as they then are."""
-        written: dict[str, Object] = {}
-        context = Context(picture, made, refusals, self._answers, self._shared._settings.measure_seconds)
-        pools = [
-            owner
-            for name, owner in picture.owners.items()
+    async def _report(self, report: _Report, refusals: Mapping[str, Sequence[Finding]]) -> None:
+        """Write all statuses."""
+        picture = report.picture
+        context = Context(
+            picture, report.plan, refusals, report.answers, self._shared._settings.measure_seconds
+        )
+        statuses = [
+            (owner, *pool_report(context, owner))
+            for name, owner in self._as_written(picture.owners).items()
             if owner["kind"] in _POOL_KINDS and name == name_of(owner)
         ]
-        for pool in await together(
-            self._status.write(owner, *pool_report(context, owner)) for owner in pools
-        ):
-            written[uid_of(pool)] = pool
         cluster = self._world.cluster
         if cluster is not None and not is_terminating(cluster):
             status, conditions = cluster_report(
                 context,
                 cluster,
-                rendered.cluster.spec if rendered is not None else None,
+                report.rendered.cluster.spec if report.rendered is not None else None,
                 findings=self._findings,
-                scheduler=scheduler,
+                scheduler=report.scheduler,
                 scheduler_pods=[pod_with_cause(pod, self._causes) for pod in self._scheduler_pods()],
             )
-            cluster = await self._status.write(cluster, status, conditions)
-            written[uid_of(cluster)] = cluster
-            self._world = replace(self._world, cluster=cluster)
-        owners = {name: written.get(uid_of(owner), owner) for name, owner in picture.owners.items()}
-        return Picture(picture.desired, picture.observed, owners)
+            statuses.append((cluster, status, conditions))
+        for live in await together(self._status.write(*each) for each in statuses):
+            self._written[uid_of(live)] = live
+        if cluster is not None:
+            self._world = replace(self._world, cluster=self._written.get(uid_of(cluster), cluster))
 
-    def _result(self, picture: Picture, made: Plan, now_s: float) -> Result:
+    def _as_written(self, owners: Mapping[str, Object]) -> dict[str, Object]:
+        """Objects as this pass has left them."""
+        return {name: self._written.get(uid_of(owner), owner) for name, owner in owners.items()}
+
+    def _result(self, made: Plan) -> Result:
+        now_s = self._now_s
         times = [_MENDED_S] if self._findings or self._memory.refusals else []
         if made.look_again_s is not None:
             times.append(made.look_again_s - now_s)
@@ -325,6 +378,11 @@ class _Pass:
 
     def _told(self) -> set[str]:
         return set() if self._world.cluster is None else condition_reasons(self._world.cluster)
+
+
+async def _keep_plain(keeper: ObjectKeeper, plain: Sequence[Object], inline: Sequence[Object]) -> None:
+    await keeper.keep(plain)
+    await keeper.prune([*plain, *inline])
 
 
 def _plain(desired: DesiredWorld) -> list[Object]:

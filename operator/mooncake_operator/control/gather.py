@@ -1,16 +1,19 @@
-"""Reads one cluster's world from the API server; everything anew on each pass."""
+"""Reads one cluster's world from the API server: what planning rests on, and what has changed of the rest."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from mooncake_operator.control.contract import Key
+from mooncake_operator.control.recent import Recent
 from mooncake_operator.kube.client import Client
 from mooncake_operator.kube.errors import NotFoundError
 from mooncake_operator.kube.resources import (
     CLUSTER,
+    CONTROLLER_REVISION,
+    KV_CACHE_POOL,
     NAMESPACE,
     OWNED,
     POD,
@@ -25,6 +28,12 @@ from mooncake_operator.kube.resources import (
 CLUSTER_LABEL = "mooncake.io/cluster"
 CLUSTER_FIELD = "spec.clusterRef.name"
 MANAGED = {"app.kubernetes.io/managed-by": "mooncake-operator"}
+STRANGERS = "strangers"
+"""Pods that are none of the product's, as `Recent` knows them: no watch tells of them."""
+_PLAIN = tuple(kind for kind in OWNED if kind is not CONTROLLER_REVISION)
+"""Of these a pass needs to know only whether they still are as it left them."""
+_PLAIN_S = 60.0
+_STRANGERS_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,41 +55,64 @@ class World:
         return (self.owned or {}).get((kind, name))
 
 
-async def gather(client: Client, key: Key) -> World:
+async def gather(client: Client, key: Key, recent: Recent | None = None) -> World:
     """Read the world of one cluster.
+
+    Args:
+        client: the API server.
+        key: the cluster.
+        recent: what need not be read again; left out = everything is.
 
     Raises:
         KubeError: the API server does not answer, or does not allow it.
     """
-    labels = {CLUSTER_LABEL: key.name}
+    labels, known = {CLUSTER_LABEL: key.name}, recent or Recent(trusted=False)
+
+    async def strangers() -> list[Object]:
+        return await list_known(client, POD, key.namespace, without=MANAGED, metadata_only=True)
+
+    async def plain(kind: Resource) -> Sequence[Object]:
+        return await known.get(
+            kind, lambda: list_known(client, kind, key.namespace, labels=labels), for_s=_PLAIN_S
+        )
+
+    async def pools(kind: Resource) -> Sequence[Object]:
+        return await list_known(client, kind, key.namespace, fields={CLUSTER_FIELD: key.name})
+
     try:
         async with asyncio.TaskGroup() as group:
             cluster = group.create_task(_cluster(client, key))
-            pools = [
-                group.create_task(list_known(client, pool, key.namespace, fields={CLUSTER_FIELD: key.name}))
-                for pool in POOLS
-            ]
+            own = [group.create_task(pools(kind)) for kind in POOLS if kind is not KV_CACHE_POOL]
+            own.append(group.create_task(_stores(known, pools)))
             pods = group.create_task(list_known(client, POD, key.namespace, labels=labels))
-            strangers = group.create_task(
-                list_known(client, POD, key.namespace, without=MANAGED, metadata_only=True)
-            )
-            owned = [
-                group.create_task(list_known(client, kind, key.namespace, labels=labels)) for kind in OWNED
-            ]
+            others = group.create_task(known.get(STRANGERS, strangers, for_s=_STRANGERS_S))
+            owned = [group.create_task(plain(kind)) for kind in _PLAIN]
+            revisions = list_known(client, CONTROLLER_REVISION, key.namespace, labels=labels)
+            owned.append(group.create_task(revisions))
     except ExceptionGroup as errors:
         # One is enough to know why there is no picture, and keeps its type.
         raise errors.exceptions[0] from None
-    own_pools = tuple(pool for task in pools for pool in task.result())
+    own_pools = tuple(pool for task in own for pool in task.result())
     found = cluster.result()
     # Only a deletion makes it worth asking: namespaces are deleted by deleting what is in them.
     ends = any(is_terminating(obj) for obj in (*own_pools, *([found] if found else [])))
     return World(
         cluster=found,
         pools=own_pools,
-        pods=_once_each(pods.result(), strangers.result()),
+        pods=_once_each(pods.result(), others.result()),
         owned={(obj["kind"], name_of(obj)): obj for task in owned for obj in task.result()},
         namespace_terminating=ends and await namespace_ends(client, key.namespace),
     )
+
+
+async def _stores(
+    recent: Recent, read: Callable[[Resource], Awaitable[Sequence[Object]]]
+) -> Sequence[Object]:
+    """KV cache pools. That there are none may be from a moment ago; a status is planned on, and read anew."""
+    found = await recent.get(KV_CACHE_POOL, lambda: read(KV_CACHE_POOL), for_s=_PLAIN_S)
+    if found:
+        recent.changed(KV_CACHE_POOL)
+    return found
 
 
 async def _cluster(client: Client, key: Key) -> Object | None:

@@ -93,7 +93,8 @@ class Leadership:
             except (KubeError, TimeoutError) as error:
                 if clock() >= deadline_s:
                     self.held = False
-                    raise LeadershipLostError(f"the lease could not be renewed: {error}") from error
+                    why = str(error) or type(error).__name__
+                    raise LeadershipLostError(f"the lease could not be renewed: {why}") from error
                 continue
             if holder is not None:
                 self.held = False

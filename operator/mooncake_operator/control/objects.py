@@ -13,7 +13,16 @@ from mooncake_operator.control.together import together
 from mooncake_operator.kube.applier import Applier, NameTakenError
 from mooncake_operator.kube.client import Client
 from mooncake_operator.kube.errors import KubeError
-from mooncake_operator.kube.resources import Object, controller_uid, is_terminating, name_of, owned_by, uid_of
+from mooncake_operator.kube.resources import (
+    Object,
+    Resource,
+    controller_uid,
+    is_terminating,
+    name_of,
+    owned_by,
+    resource_of,
+    uid_of,
+)
 from mooncake_operator.planning.actions import Finding
 
 _REFERRED_TO = frozenset({"Secret", "ConfigMap"})
@@ -32,12 +41,21 @@ class Outcome:
 class ObjectKeeper:
     """Applies and prunes for one cluster at a time."""
 
-    def __init__(self, client: Client, applier: Applier, cluster: Object, world: World) -> None:
-        """Take the cluster and its world, as gathered."""
+    def __init__(
+        self,
+        client: Client,
+        applier: Applier,
+        cluster: Object,
+        world: World,
+        *,
+        wrote: Callable[[Resource], None] = lambda kind: None,
+    ) -> None:
+        """Take the cluster and its world, as gathered; `wrote` is told what is no longer as read."""
         self._client = client
         self._applier = applier
         self._cluster = cluster
         self._world = world
+        self._wrote = wrote
         self.outcome = Outcome()
 
     async def keep(self, desired: Sequence[Object]) -> None:
@@ -62,14 +80,18 @@ class ObjectKeeper:
         for live in (*present, *self._world.pools):
             if (live["kind"], name_of(live)) not in wanted and not is_terminating(live):
                 await self._applier.remove(live, uid_of(self._cluster))
+                self._wrote(resource_of(live))
 
     async def _all(self, desired: Sequence[Object], ensure: Callable[[Object], Awaitable[Object]]) -> None:
         # In the order of the objects, not of the answers: a condition's words are not to change by chance.
         for kept in await together(self._one(obj, ensure) for obj in desired):
             if isinstance(kept, Finding):
                 self.outcome.findings.append(kept)
-            else:
-                self.outcome.live[kept["kind"], name_of(kept)] = kept
+                continue
+            place = kept["kind"], name_of(kept)
+            self.outcome.live[place] = kept
+            if self._world.find(*place) is not kept:
+                self._wrote(resource_of(kept))
 
     @staticmethod
     async def _one(desired: Object, ensure: Callable[[Object], Awaitable[Object]]) -> Object | Finding:
