@@ -6,7 +6,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: help setup demo test test-apiserver test-engines e2e e2e-programs e2e-cluster e2e-cluster-stop bench-acceptance bench-router bench-index bench-reconcile bench-sim evaluation check fix crds lock clean
+.PHONY: help setup demo test test-apiserver test-engines e2e e2e-programs e2e-cluster e2e-cluster-stop bench-acceptance bench-policies bench-router bench-index bench-reconcile bench-sim evaluation check fix crds lock clean
 
 help: ## list the commands
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 18
@@ -48,6 +48,9 @@ e2e-cluster-stop: $(STAMP) ## take it down again
 
 bench-acceptance: $(STAMP) ## 1 000 requests of the paper's trace through the quickstart, six times (15 minutes)
 	$(BIN)/python -P benchmarks/acceptance
+
+bench-policies: $(STAMP) ## four policies through the quickstart and through the simulator: the same order (10 minutes)
+	$(BIN)/python -P benchmarks/acceptance/policies.py
 
 bench-router: $(STAMP) ## CPU per request beside vllm-router
 	$(BIN)/python benchmarks/router
