@@ -2,8 +2,8 @@
 
 For each policy the quickstart runs with two schedulers, as processes on this machine, and answers two
 workloads: the demo's, and the beginning of the paper's conversation trace. The simulator answers the same
-manifest and the same requests. Prefill instances keep to their own caches (no KV cache pool) unless --store is
-given: behind a shared store policies are hard to tell apart. The last line is JSON.
+manifest and the same requests. Prefill instances keep to their own caches (no KV cache pool) unless --store
+is given: behind a shared store policies are hard to tell apart. The last line is JSON.
 
 Fails where two policies whose mean TTFT the simulator puts more than a tenth apart stand the other way round,
 or where a request is refused, lost or fails.
