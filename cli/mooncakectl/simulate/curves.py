@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from mooncake_simulator.cluster.cluster import ClusterSpec
 from mooncake_simulator.cluster.outcome import Result
 from mooncake_simulator.cluster.series import Load
 
@@ -28,9 +29,11 @@ class Curves:
     prompt_tokens: dict[str, int] = field(default_factory=dict)
     """Where the prompts' KV came from; what was computed is the last."""
     refused_by_reason: dict[str, int] = field(default_factory=dict)
+    promoted_blocks: dict[str, int] = field(default_factory=dict)
+    """What became of blocks that were read ahead from SSD; empty where nothing was."""
 
 
-def curves_of(result: Result) -> Curves:
+def curves_of(spec: ClusterSpec, result: Result) -> Curves:
     """What is drawn of a run."""
     ttft_errors_s, tbt_errors_s = result.prediction_errors_s()
     ttfts_s = result.ttfts_s()
@@ -41,8 +44,9 @@ def curves_of(result: Result) -> Curves:
         tbt_error_s=_thinned(tbt_errors_s),
         answered=len(ttfts_s) / max(1, result.requests),
         load=result.load and _coarser(result.load),
-        prompt_tokens=_sources(result),
+        prompt_tokens=_sources(spec, result),
         refused_by_reason=result.refused_by_reason,
+        promoted_blocks=_promoted(result),
     )
 
 
@@ -67,8 +71,20 @@ def _means(values: Sequence[float], width: int) -> list[float]:
     return [sum(part) / len(part) for part in parts]
 
 
-def _sources(result: Result) -> dict[str, int]:
+def _sources(spec: ClusterSpec, result: Result) -> dict[str, int]:
     seen = [outcome for outcome in result.outcomes if outcome.prefill_s]
     cached, fetched = sum(o.cached_tokens for o in seen), sum(o.fetched_tokens for o in seen)
-    prompts = sum(o.prompt_tokens for o in seen)
-    return {"own cache": cached - fetched, "fetched": fetched, "computed": prompts - cached}
+    found = {"own cache": cached - fetched}
+    if result.tiers is not None:
+        found |= {"store, DRAM": fetched - result.tiers.ssd_tokens, "store, SSD": result.tiers.ssd_tokens}
+    elif spec.fetch != "none":
+        found["store" if spec.fetch == "store" else "other instances"] = fetched
+    return found | {"computed": sum(o.prompt_tokens for o in seen) - cached}
+
+
+def _promoted(result: Result) -> dict[str, int]:
+    tiers = result.tiers
+    if tiers is None:
+        return {}
+    blocks = {"in time": tiers.in_time_blocks, "late": tiers.late_blocks, "wasted": tiers.wasted_blocks}
+    return blocks if any(blocks.values()) else {}

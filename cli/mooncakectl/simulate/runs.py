@@ -46,6 +46,7 @@ class Answer:
             **self.figures,
             "refused_by_reason": self.curves.refused_by_reason,
             "prompt_tokens": self.curves.prompt_tokens,
+            "promoted_blocks": self.curves.promoted_blocks,
         }
 
 
@@ -88,7 +89,7 @@ def answer(
             on_arrival=on_arrival,
         )
         found.append(dict(_figures(result)))
-        curves = curves or curves_of(result)
+        curves = curves or curves_of(question.spec, result)
     assert curves is not None
     figures = {name: _median([each[name] for each in found]) for name in found[0]}
     return Answer(question, figures, curves)

@@ -10,8 +10,12 @@ from xml.etree import ElementTree
 import pytest
 from typer.testing import CliRunner
 
-from mooncake_simulator.workloads import Request, write_trace
+from mooncake_simulator.cluster.cluster import ClusterSpec
+from mooncake_simulator.cluster.simulation import simulate
+from mooncake_simulator.cluster.tiers import StoreTiers
+from mooncake_simulator.workloads import Request, generate, write_trace
 from mooncakectl.app import build_app
+from mooncakectl.simulate.curves import curves_of
 from mooncakectl.simulate.report.axes import Axis, plain
 
 QUICKSTART = Path(__file__).parents[3] / "examples" / "quickstart.yaml"
@@ -161,3 +165,15 @@ def test_ticks_are_round(low: float, high: float, log: bool, whole: bool, ticks:
     assert axis.ticks() == pytest.approx(ticks)
     assert axis.place(low) == 0
     assert axis.place(high) == pytest.approx(100)
+
+
+def test_hits_of_a_store_with_tiers_are_told_by_tier_and_add_up() -> None:
+    trace = generate(60, 1)
+    tiers = StoreTiers(dram_tokens=40 * 512, nodes=2, rule="predicted")
+    spec = ClusterSpec(2, 2, fetch="store", cache_tokens=30 * 512, tiers=tiers)
+    result = simulate(spec, trace)
+    tokens = curves_of(spec, result).prompt_tokens
+    assert list(tokens) == ["own cache", "store, DRAM", "store, SSD", "computed"]
+    assert tokens["store, SSD"] > 0
+    assert min(tokens.values()) >= 0
+    assert sum(tokens.values()) == sum(request.input_length for request in trace)

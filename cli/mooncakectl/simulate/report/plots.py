@@ -40,6 +40,7 @@ def plots(answers: Sequence[Answer], drawn: Sequence[int]) -> list[Plot]:
         *_sweep(answers),
         _loads(chosen),
         _sources(chosen),
+        _promotions(chosen),
         _refusals(chosen),
         _errors(chosen),
     ]
@@ -169,14 +170,25 @@ def _sources(chosen: Sequence[tuple[str, Answer]]) -> Plot | None:
     return _bars("Where prompts came from", told, [n for n, _ in chosen], parts, sizes, 1.0, axes.percent)
 
 
+def _promotions(chosen: Sequence[tuple[str, Answer]]) -> Plot | None:
+    told = (
+        "Blocks that were read from SSD to DRAM before the session's next turn: used once they were there, "
+    )
+    told += "asked for too soon, or dropped unused."
+    return _counted("Read ahead from SSD", told, [(name, a.curves.promoted_blocks) for name, a in chosen])
+
+
 def _refusals(chosen: Sequence[tuple[str, Answer]]) -> Plot | None:
-    reasons = list(dict.fromkeys(reason for _, a in chosen for reason in a.curves.refused_by_reason))
-    if not reasons:
-        return None
-    counts = [[float(a.curves.refused_by_reason.get(each, 0)) for each in reasons] for _, a in chosen]
     told = "Requests that were refused (of the first seed), and what would have been broken."
-    most = max(sum(row) for row in counts)
-    return _bars("Refused, by reason", told, [n for n, _ in chosen], reasons, counts, most)
+    return _counted("Refused, by reason", told, [(name, a.curves.refused_by_reason) for name, a in chosen])
+
+
+def _counted(title: str, told: str, chosen: Sequence[tuple[str, dict[str, int]]]) -> Plot | None:
+    """Bars of what was counted, where anything was."""
+    parts = list(dict.fromkeys(part for _, counts in chosen for part in counts))
+    sizes = [[float(counts.get(part, 0)) for part in parts] for _, counts in chosen]
+    most = max([sum(row) for row in sizes], default=0.0)
+    return _bars(title, told, [name for name, _ in chosen], parts, sizes, most) if most else None
 
 
 def _bars(
