@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import inf
 from typing import Literal
 
 from mooncake_core.config.scheduler import AdmissionMode
@@ -29,6 +30,8 @@ class ClusterSpec:
     """KV that one prefill instance keeps; None = without end."""
     store_tokens: int | None = None
     """KV that the shared store keeps, with `fetch` store; None = without end."""
+    load_age_s: float = 0.0
+    """How old the loads are that placing goes by; above 0 nothing is checked again on reserving."""
     tiers: StoreTiers | None = None
     """How the store's KV is spread over DRAM and SSD; None = all of it comes at the network's speed."""
     coupled: Literal["prefill-first", "chunked"] | None = None
@@ -43,6 +46,8 @@ class ClusterSpec:
             raise ValueError(
                 f"{self.prefill} prefill and {self.decode} decode instances serve nobody: give one of each"
             )
+        if not 0 <= self.load_age_s < inf:
+            raise ValueError(f"load_age_s is a number of seconds, 0 or more, not {self.load_age_s}")
         if self.tiers is not None and self.fetch != "store":
             raise ValueError("tiers are those of a shared store: they need `fetch` store")
         if self.coupled and (self.decode or self.fetch != "none"):

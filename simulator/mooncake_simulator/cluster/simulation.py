@@ -22,6 +22,7 @@ from mooncake_simulator.cluster.coupled import Chunked, PrefillFirst
 from mooncake_simulator.cluster.links import Link
 from mooncake_simulator.cluster.outcome import Outcome, Result
 from mooncake_simulator.cluster.prefill import Job, PrefillQueue
+from mooncake_simulator.cluster.reports import LateLoads
 from mooncake_simulator.cluster.residency import Residency
 from mooncake_simulator.cluster.series import Load, Series
 from mooncake_simulator.cluster.tiers import TieredStore, Turn
@@ -93,6 +94,7 @@ class _Simulation:
         # The store is one more holder, behind the instances.
         self.residency = Residency([*caches, spec.store_blocks] if spec.fetch == "store" else caches)
         self.tiers = None if spec.tiers is None else TieredStore(self.agenda, spec.tiers, profile)
+        self.late = LateLoads(self.agenda, self.board, spec.load_age_s) if spec.load_age_s else None
         self.outcomes: list[Outcome] = []
 
     def _batch(self) -> Batch:
@@ -125,6 +127,8 @@ class _Simulation:
             outcome = Outcome(arrival_s, request.input_length, request.output_length)
             self.outcomes.append(outcome)
             self.agenda.at(arrival_s, self._arrive, str(number), request, outcome)
+        if self.late is not None:
+            self.late.look_at([outcome.arrival_s for outcome in self.outcomes])
         if self.tiers is not None and self.outcomes:
             self.tiers.look_ahead_until(self.outcomes[-1].arrival_s)
         self.agenda.run()
@@ -156,7 +160,7 @@ class _Simulation:
             return
         reservation = conductor.reservation(ask, decision, now_s, waits=self.order is not None)
         limits = conductor.limits(ask, decision, world)
-        lost = self.board.exceeded(reservation, limits, now_s)
+        lost = None if self.late is not None else self.board.exceeded(reservation, limits, now_s)
         if lost is not None:
             outcome.refused = lost.value
             return
@@ -174,7 +178,7 @@ class _Simulation:
     def _world(self, request: Request) -> tuple[World, list[int]]:
         """What is known at an arrival; for each prefill instance, the number of the holder to fetch from."""
         now_s, spec = self.agenda.now_s, self.spec
-        loads = self.board.loads(now_s)
+        loads = self.board.loads(now_s) if self.late is None else self.late.next()
         blocks, size = request.hash_ids, BLOCK_TOKENS
         held = self.residency.promised_depths(blocks)
         sources = [-1] * spec.prefill
