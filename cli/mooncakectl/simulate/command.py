@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from mooncakectl import completion
 from mooncakectl.console import err, out, print_json, report_error, say
 
 if TYPE_CHECKING:
@@ -26,8 +27,20 @@ def register(app: typer.Typer) -> None:
 def command(
     file: Annotated[Path, typer.Option("--file", "-f", help="The manifest of a MooncakeCluster.")],
     trace: Annotated[Path, typer.Option(help="Trace file: JSON lines as released with the Mooncake paper.")],
-    policy: Annotated[str, typer.Option(help="Policies to compare, with commas.")] = "",
-    admission: Annotated[str, typer.Option(help="Admission modes to compare: none,early,predictive.")] = "",
+    policy: Annotated[
+        str,
+        typer.Option(
+            help="Policies to compare, with commas, or all.",
+            autocompletion=completion.of_list(completion.policies),
+        ),
+    ] = "",
+    admission: Annotated[
+        str,
+        typer.Option(
+            help="Admission modes to compare: none,early,predictive.",
+            autocompletion=completion.of_list(completion.admission_modes),
+        ),
+    ] = "",
     speed: Annotated[str, typer.Option(help="Trace seconds a second, with commas.")] = "1",
     sweep: Annotated[
         str, typer.Option(help="prefill=5..11: the same instances in all, so many of them for prefill.")

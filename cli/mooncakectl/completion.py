@@ -1,0 +1,34 @@
+"""What a shell offers when Tab is pressed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+
+def of_list(names: Callable[[], Iterable[str]]) -> Callable[[str], list[str]]:
+    """Complete the last word of a list with commas; words that it already has are not offered again.
+
+    Args:
+        names: what may stand in the list; asked only when somebody presses Tab.
+    """
+
+    def complete(incomplete: str) -> list[str]:
+        before, comma, last = incomplete.rpartition(",")
+        taken = before.split(",")
+        return [before + comma + name for name in names() if name.startswith(last) and name not in taken]
+
+    return complete
+
+
+def policies() -> list[str]:
+    """Names of placement policies."""
+    from mooncake_scheduler.policies import names
+
+    return [*names(), "all"]
+
+
+def admission_modes() -> list[str]:
+    """Names of admission modes."""
+    from mooncake_core.config.scheduler import AdmissionMode
+
+    return [mode.value for mode in AdmissionMode]
