@@ -8,6 +8,10 @@ from __future__ import annotations
 
 import msgspec
 
+PIPELINE_CHUNK_TOKENS = 2_048
+"""Of a prompt a step, where an instance has stages: short chunks fill them soon. The paper says no number;
+shorter ones would no longer keep GPUs busy (FAST'25 §3.3 speaks of more than 1 000)."""
+
 
 class Profile(msgspec.Struct, frozen=True, kw_only=True):
     """Constants of one (hardware, model) pair."""
@@ -28,14 +32,21 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
     ssd_bytes_per_s: float
     gpus: int = 8
     """GPUs of the instance that the constants were measured on."""
+    pods: int = 1
+    """Pods that an instance consists of."""
+    prefill_stages: int = 1
+    """Stages that the chunks of a prompt pass one after the other, each on other Pods."""
+    prefill_chunk_tokens: int = PIPELINE_CHUNK_TOKENS
+    """Of a prompt a step, where there are stages."""
 
     def over(self, pods: int, *, tensor: int = 1, pipeline: int = 1) -> Profile:
         """The constants of an instance that consists of several Pods, each as fast as this profile.
 
-        Ideal: nothing is lost between Pods. They share prompts, memory and NICs. A decode step reads the
-        weights with all Pods that a layer is spread over (tensor); it passes through stages (pipeline) one
-        after the other, so that these shorten only what grows with the batch: a busy pipeline has other
-        requests in its other stages (chunked pipeline parallelism, FAST'25 §3.3).
+        Ideal: nothing is lost between Pods. They share prompts, memory and NICs. Each chunk of a prompt goes
+        through all stages (pipeline), which a prompt of a single chunk feels in full (`prefill_stages`). A
+        decode step reads the weights with all Pods that a layer is spread over (tensor); it passes through
+        stages one after the other, so that these shorten only what grows with the batch: a busy pipeline has
+        other requests in its other stages (chunked pipeline parallelism, FAST'25 §3.3).
 
         Args:
             pods: of the instance; must divide tensor × pipeline.
@@ -46,8 +57,13 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
             return self
         gpus_per_pod = tensor * pipeline // pods
         share_a_layer = max(tensor // gpus_per_pod, 1)
+        stages = pods // share_a_layer
         return msgspec.structs.replace(
             self,
+            name=f"{self.name}, {share_a_layer}x{stages} Pods",
+            pods=self.pods * pods,
+            gpus=self.gpus * pods,
+            prefill_stages=stages,
             prefill_b_s_per_token=self.prefill_b_s_per_token / pods,
             prefill_c_s_per_token2=self.prefill_c_s_per_token2 / pods,
             decode_t0_s=self.decode_t0_s / share_a_layer,

@@ -7,6 +7,8 @@ from groups.claims import claims
 from groups.coupled import coupled
 from groups.load import high_load, low_load
 from groups.overload import as_drafted, overload
+from groups.peers import peers, peers_alone
+from groups.pipeline import pipeline, pipeline_shapes
 from groups.placement import placement
 from groups.ratio import ratio_sweep
 from groups.same import same
@@ -16,7 +18,7 @@ from groups.tiers import promotion
 GROUPS: dict[str, Group] = {
     group.__name__.replace("_", "-"): group
     for group in (
-        hit_rates, prefill_seconds, placement, ratio_sweep, coupled, claims, low_load, high_load, overload,
-        as_drafted, promotion, same, speed,
+        hit_rates, prefill_seconds, placement, ratio_sweep, coupled, claims, low_load, high_load, peers,
+        peers_alone, pipeline, pipeline_shapes, overload, as_drafted, promotion, same, speed,
     )
 }  # fmt: skip

@@ -147,7 +147,7 @@ def _prices(
     each = []
     for price, pools in ((prefill, spec.prefill_pools), (decode, spec.decode_pools)):
         asked = pools[0].resources.gpu
-        gpus = profile.gpus if asked is None else asked.count * pools[0].instance.size
+        gpus = (profile.gpus if asked is None else asked.count) * pools[0].instance.size
         each.append(price if price is not None else gpus * (1.0 if gpu is None else gpu))
     return Prices(*each), "GPUs" if gpu is None and prefill is None else "cost/h"
 

@@ -19,11 +19,12 @@ def least_size(spec: ClusterSpec, trace: Sequence[Request], objectives: Objectiv
     arrival and the last one's limit, with nothing computed twice. Decode: their tokens, at the largest batch
     whose steps stay inside the limit.
     """
-    model = CostModel.from_profile(spec.profile)
+    first = CostModel.from_profile(spec.prefill_kinds[0])
+    model = CostModel.from_profile(spec.decode_kinds[0])
     span_s = (trace[-1].timestamp_ms - trace[0].timestamp_ms) / 1e3 / speed
     prefill = decode = 1
     if objectives.ttft is not None:
-        needed_s = _cheapest(_prefills_s(model, trace), objectives.ttft.share)
+        needed_s = _cheapest(_prefills_s(first, trace), objectives.ttft.share)
         prefill = ceil(needed_s / (span_s + objectives.ttft.target_s) - 1e-9)
     if objectives.tbt is not None and objectives.tbt.target_s > model.t0_s:
         largest = (objectives.tbt.target_s - model.t0_s) / model.t1_s_per_request
@@ -44,7 +45,7 @@ def _prefills_s(model: CostModel, trace: Sequence[Request]) -> list[float]:
     for request in trace:
         held = next((at for at, block in enumerate(request.hash_ids) if block not in seen), None)
         cached = request.input_length if held is None else held * BLOCK_TOKENS
-        seconds.append(model.prefill_s(request.input_length, min(cached, request.input_length - 1)))
+        seconds.append(model.occupied_s(request.input_length, min(cached, request.input_length - 1)))
         seen.update(request.hash_ids)
     return seconds
 

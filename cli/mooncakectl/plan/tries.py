@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from mooncake_simulator.cluster.cluster import ClusterSpec
@@ -78,7 +78,7 @@ class Trial:
     def __call__(self, size: Size) -> bool:
         """Whether a size keeps the SLO."""
         self._on_size(size)
-        spec = replace(self._spec, prefill=size.prefill, decode=size.decode)
+        spec = self._spec.resized(size.prefill, size.decode)
         runs: list[Kept] = []
         for seed in self._seeds:
             trace = jitter(self._trace, self._jitter_ms, seed) if self._jitter_ms else self._trace

@@ -160,11 +160,18 @@ class Scene:
         placement, order, now_s = self._placement, self._order, self._world.now_s
         if order is None:
             return placement.ttft_s
-        end_s = order.earliest_end_s(self._prefill_load(), placement.prefill_s, now_s)
-        return placement.transfer_s + end_s - now_s
+        drain_s = self._drain_s()
+        end_s = order.earliest_end_s(self._prefill_load(), placement.prefill_s - drain_s, now_s)
+        return placement.transfer_s + end_s + drain_s - now_s
 
     def _newcomer(self, latest_end_s: float) -> Waiting:
-        return Waiting(self._world.now_s, int(self._placement.prefill_s * 1e6), latest_end_s)
+        drain_s = self._drain_s()
+        cost_us = int((self._placement.prefill_s - drain_s) * 1e6)
+        return Waiting(self._world.now_s, cost_us, latest_end_s - drain_s)
+
+    def _drain_s(self) -> float:
+        """Of the prefill, what later stages take while the next one already runs: nobody queues for that."""
+        return self._prefill_model().drain_s(self._ask.prompt_tokens, self._placement.prefix_tokens)
 
     def _queue_limit_s(self) -> float:
         """`Limits.queued_s`: what the TTFT's limit leaves after the transfer.
@@ -176,13 +183,14 @@ class Scene:
             load, now_s = self._prefill_load(), self._world.now_s
             newcomer = self._newcomer(now_s + placement.promised_ttft_s - placement.transfer_s)
             more_s = order.slack_s(load, newcomer, now_s) + ROUNDING_S
-            return load.queued_s + placement.prefill_s + more_s
+            return load.queued_s + placement.prefill_s - self._drain_s() + more_s
         ttft_limit_s = self._ttft_limit_s()
         if ttft_limit_s is None or not self._knows_prefill():
             return inf
-        limit_s = ttft_limit_s - self._placement.transfer_s
-        prefill_s = self._placement.prefill_s
-        return prefill_s if limit_s < prefill_s and self._prefill_idle() else limit_s
+        drain_s = self._drain_s()
+        occupied_s = placement.prefill_s - drain_s
+        limit_s = ttft_limit_s - placement.transfer_s - drain_s
+        return occupied_s if limit_s < occupied_s and self._prefill_idle() else limit_s
 
     def _ttft_limit_s(self) -> float | None:
         """The predicted TTFT with which the target is still met as often as promised.

@@ -158,10 +158,13 @@ class Conductor:
             waits: Its prefill is held back until its turn comes.
         """
         prefill_end_s = now_s + placement.ttft_s
+        drain_s = self.costs.of(placement.prefill or placement.decode).drain_s(
+            ask.prompt_tokens, placement.prefix_tokens
+        )
         return Reservation(
             id=ask.id,
             prefill=None if placement.prefill is None else placement.prefill.id,
-            prefill_cost_s=placement.prefill_s,
+            prefill_cost_s=placement.prefill_s - drain_s,
             decode=placement.decode.id,
             kv_tokens=ask.prompt_tokens + ask.output_tokens,
             prefill_end_s=prefill_end_s,
@@ -170,7 +173,7 @@ class Conductor:
             prefill_tokens=ask.prompt_tokens - placement.prefix_tokens,
             waits=waits,
             # What is fetched comes after its turn has.
-            latest_end_s=now_s + placement.promised_ttft_s - placement.transfer_s,
+            latest_end_s=now_s + placement.promised_ttft_s - placement.transfer_s - drain_s,
         )
 
     def expected_output_tokens(self, tenant: str, prompt_tokens: int, max_tokens: int | None = None) -> int:
@@ -192,7 +195,13 @@ class Conductor:
             instance_class: `conductor.cost.class_of(instance)`.
             computed: What was computed (`PrefillPace` tells).
         """
-        self._fitting.observe_computed(instance_class, computed.tokens, computed.squares, computed.seconds)
+        seconds = computed.seconds
+        model = self.costs.of_class(instance_class)
+        if computed.alone and model.stages > 1:
+            # n - p and n² - p² tell n and p of one prompt.
+            tokens = (computed.squares // computed.tokens + computed.tokens) // 2
+            seconds -= model.drain_s(tokens, tokens - computed.tokens)
+        self._fitting.observe_computed(instance_class, computed.tokens, computed.squares, seconds)
 
     def observe_fetch(
         self, instance_class: str, tokens: int, cached: int, fetched: int, seconds: float

@@ -75,7 +75,7 @@ def foreign_work(report: EngineReport, known: Known, instance: Instance, model: 
     prompt_tokens = TYPICAL_PROMPT_TOKENS
     if requests and kv_tokens:
         prompt_tokens = min(MOST_PROMPT_TOKENS, max(1, kv_tokens // requests))
-    return Foreign(queued, queued * model.prefill_s(prompt_tokens, 0), requests - queued, kv_tokens)
+    return Foreign(queued, queued * model.occupied_s(prompt_tokens, 0), requests - queued, kv_tokens)
 
 
 def faded(foreign: Foreign, weight: float) -> Foreign:

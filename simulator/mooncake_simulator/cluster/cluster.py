@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 from typing import Literal
 
@@ -19,6 +19,10 @@ class ClusterSpec:
     prefill: int
     decode: int
     profile: Profile = LLAMA3_70B_A800
+    prefill_profiles: tuple[Profile, ...] = ()
+    """Of each prefill instance, where they differ or consist of several Pods; empty = `profile` for all."""
+    decode_profiles: tuple[Profile, ...] = ()
+    """The same for decode."""
     policy: str = "kv-centric"
     balancing_threshold: float = 1.5
     admission: AdmissionMode = AdmissionMode.NONE
@@ -27,7 +31,7 @@ class ClusterSpec:
     fetch: Literal["none", "peer", "store"] = "peer"
     """From where a prefill instance gets blocks that it lacks."""
     cache_tokens: int | None = 3_000_000
-    """KV that one prefill instance keeps; None = without end."""
+    """KV that one Pod of a prefill instance keeps; None = without end."""
     store_tokens: int | None = None
     """KV that the shared store keeps, with `fetch` store; None = without end."""
     load_age_s: float = 0.0
@@ -52,11 +56,46 @@ class ClusterSpec:
             raise ValueError("tiers are those of a shared store: they need `fetch` store")
         if self.coupled and (self.decode or self.fetch != "none"):
             raise ValueError("coupled engines are counted by `prefill` alone and fetch from nowhere")
+        for field, count, profiles in (
+            ("prefill_profiles", self.prefill, self.prefill_profiles),
+            ("decode_profiles", self.decode, self.decode_profiles),
+        ):
+            if profiles and len(profiles) != count:
+                raise ValueError(
+                    f"{field} has {len(profiles)} profiles: give one for each of the {count}, or none"
+                )
+            if profiles and self.coupled:
+                raise ValueError(f"{field}: coupled engines are all of one profile, and of one Pod each")
+
+    def resized(self, prefill: int, decode: int) -> ClusterSpec:
+        """The same cluster with more or fewer instances of the kinds that it has.
+
+        Raises:
+            ValueError: instances of one side differ, so that it is not said which there are more of.
+        """
+        kinds = []
+        for count, profiles in ((prefill, self.prefill_profiles), (decode, self.decode_profiles)):
+            if len(set(profiles)) > 1:
+                raise ValueError("instances of one side differ: more of which? Give them one shape")
+            kinds.append(profiles[:1] * count)
+        first, last = kinds
+        return replace(self, prefill=prefill, decode=decode, prefill_profiles=first, decode_profiles=last)
 
     @property
-    def cache_blocks(self) -> int | None:
-        """Blocks that one prefill instance keeps."""
-        return None if self.cache_tokens is None else self.cache_tokens // BLOCK_TOKENS
+    def prefill_kinds(self) -> tuple[Profile, ...]:
+        """The profile of each prefill instance."""
+        return self.prefill_profiles or (self.profile,) * self.prefill
+
+    @property
+    def decode_kinds(self) -> tuple[Profile, ...]:
+        """The profile of each decode instance."""
+        return self.decode_profiles or (self.profile,) * self.decode
+
+    @property
+    def cache_blocks(self) -> list[int | None]:
+        """Blocks that each prefill instance keeps."""
+        tokens = self.cache_tokens
+        return [None if tokens is None else tokens * each.pods // BLOCK_TOKENS for each in self.prefill_kinds]
 
     @property
     def store_blocks(self) -> int | None:

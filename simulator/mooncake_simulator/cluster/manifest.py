@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from mooncake_core.api.cluster import MooncakeCluster
+from mooncake_core.api.pools import EnginePool
 from mooncake_core.api.scalars import duration_s, quantity
 from mooncake_core.api.slo import SloTarget
 from mooncake_core.config.scheduler import AdmissionMode
-from mooncake_core.profiles import LLAMA3_70B_A800, PROFILES
+from mooncake_core.profiles import LLAMA3_70B_A800, PROFILES, Profile
 from mooncake_simulator.cluster.cluster import ClusterSpec
 
 
@@ -20,8 +22,9 @@ def spec_of(cluster: MooncakeCluster) -> ClusterSpec:
     """What a manifest declares, as far as it decides how requests fare.
 
     Prefill and decode instances run at the speed of `engine.simulated.profile`; real engines, whose speed no
-    manifest tells, at that of the profile of the paper. With a KV cache pool, instances keep no more than
-    fits beside the weights and fetch the rest from the store; without one, each counts on itself alone.
+    manifest tells, at that of the profile of the paper; of an instance of several Pods each one does.
+    With a KV cache pool, instances keep no more than fits beside the weights and fetch the rest from the
+    store; without one, each counts on itself alone.
 
     Raises:
         NotSimulatedError: there is nothing to simulate, or a target that depends on the request.
@@ -33,19 +36,14 @@ def spec_of(cluster: MooncakeCluster) -> ClusterSpec:
             f"{cluster.metadata.name}: nothing to simulate: write at least one replica into "
             "spec.prefillPools and one into spec.decodePools"
         )
-    for field, pools in (("prefillPools", spec.prefill_pools), ("decodePools", spec.decode_pools)):
-        for position, pool in enumerate(pools):
-            if pool.instance.size > 1:
-                raise NotSimulatedError(
-                    f"spec.{field}[{position}].instance.size: instances of several Pods are not yet "
-                    "simulated; write 1"
-                )
     profile = LLAMA3_70B_A800 if spec.engine.profile is None else PROFILES[spec.engine.profile]
     store_bytes = sum(pool.replicas * quantity(pool.segment_size) for pool in spec.kv_cache_pools)
     return ClusterSpec(
         prefill=prefill,
         decode=decode,
         profile=profile,
+        prefill_profiles=_profiles(spec.prefill_pools, profile),
+        decode_profiles=_profiles(spec.decode_pools, profile),
         policy=spec.scheduler.routing.policy,
         balancing_threshold=float(spec.scheduler.routing.balancing_threshold),
         admission=AdmissionMode(spec.scheduler.admission.mode),
@@ -59,6 +57,11 @@ def spec_of(cluster: MooncakeCluster) -> ClusterSpec:
 
 def with_prefill(spec: ClusterSpec, prefill: int) -> ClusterSpec:
     """The same number of instances in all, with another number of them for prefill."""
+    if spec.prefill_profiles or spec.decode_profiles:
+        raise NotSimulatedError(
+            "a sweep gives instances of one side to the other, which those of several Pods cannot be given: "
+            "write instance.size 1, or replicas by hand"
+        )
     total = spec.prefill + spec.decode
     if not 0 < prefill < total:
         raise NotSimulatedError(
@@ -66,6 +69,21 @@ def with_prefill(spec: ClusterSpec, prefill: int) -> ClusterSpec:
             f"sweep from 1 to {total - 1} at most"
         )
     return replace(spec, prefill=prefill, decode=total - prefill)
+
+
+def _profiles(pools: Sequence[EnginePool], profile: Profile) -> tuple[Profile, ...]:
+    """The profile of each instance; none where all are of one Pod."""
+    if all(pool.instance.size == 1 for pool in pools):
+        return ()
+    return tuple(
+        profile.over(
+            pool.instance.size,
+            tensor=pool.instance.parallelism.tensor,
+            pipeline=pool.instance.parallelism.pipeline,
+        )
+        for pool in pools
+        for _ in range(pool.replicas)
+    )
 
 
 def _seconds(target: SloTarget | None, name: str) -> float | None:

@@ -1,4 +1,4 @@
-"""The queue of one prefill instance: one prompt at a time, first come, first served."""
+"""The queue of one prefill instance: one prompt after the other, first come, first served."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ class Job:
 
     Args:
         ready_s: when the KV that is fetched for it has arrived.
-        begin: called when its turn comes; returns the seconds of computing.
+        begin: called when its turn comes; returns the seconds until the next can begin, and those that later
+            stages of a pipeline take from then on (0 without stages).
         done: called when it is computed.
         waiting: what the order of turns goes by, where there is one.
     """
@@ -25,7 +26,7 @@ class Job:
     def __init__(
         self,
         ready_s: float,
-        begin: Callable[[], float],
+        begin: Callable[[], tuple[float, float]],
         done: Callable[[], None],
         waiting: Waiting | None = None,
     ) -> None:
@@ -33,6 +34,29 @@ class Job:
         self.begin = begin
         self.done = done
         self.waiting = waiting
+
+
+class LaterStages:
+    """What follows the first stage of a pipeline: the next prompt begins meanwhile, and none overtakes.
+
+    Args:
+        agenda: the time.
+    """
+
+    __slots__ = ("_agenda", "_free_s")
+
+    def __init__(self, agenda: Agenda) -> None:
+        self._agenda = agenda
+        self._free_s = 0.0
+
+    def enter(self, drain_s: float, done: Callable[[], None]) -> None:
+        """A prompt leaves the first stage: `done` once the last one is through, at once without stages."""
+        now_s = self._agenda.now_s
+        self._free_s = max(self._free_s, now_s + drain_s)
+        if self._free_s > now_s:
+            self._agenda.at(self._free_s, done)
+        else:
+            done()
 
 
 class PrefillQueue:
@@ -48,6 +72,7 @@ class PrefillQueue:
         self._busy = busy or Series()
         self._waiting: deque[Job] = deque()
         self._running: Job | None = None
+        self._later = LaterStages(agenda)
         self.busy_s = 0.0
 
     def add(self, job: Job) -> None:
@@ -65,14 +90,14 @@ class PrefillQueue:
 
     def _compute(self) -> None:
         assert self._running is not None
-        seconds = self._running.begin()
+        seconds, drain_s = self._running.begin()
         now_s = self._agenda.now_s
         self.busy_s += seconds
         self._busy.add(now_s, now_s + seconds)
-        self._agenda.at(now_s + seconds, self._end)
+        self._agenda.at(now_s + seconds, self._end, drain_s)
 
-    def _end(self) -> None:
+    def _end(self, drain_s: float) -> None:
         assert self._running is not None
         done = self._running.done
         self._next()
-        done()
+        self._later.enter(drain_s, done)

@@ -8,6 +8,7 @@ from math import inf
 
 from mooncake_core.ledger import InstanceLoad
 from mooncake_core.ledger.board import Board
+from mooncake_core.profiles import Profile
 from mooncake_core.registry import EngineKind, Instance, Role
 from mooncake_scheduler.conductor.admission import Admission
 from mooncake_scheduler.conductor.conductor import Conductor
@@ -64,18 +65,19 @@ class _Simulation:
         self.spec = spec
         self._on_arrival = on_arrival
         self.agenda = Agenda()
-        profile = spec.profile
-        self.model = model = CostModel.from_profile(profile)
+        profiles = spec.prefill_kinds + spec.decode_kinds
+        self.models = {each.name: CostModel.from_profile(each) for each in profiles}
+        self.kv_bytes_per_token = spec.profile.kv_bytes_per_token
         self.slo = Slo(spec.ttft_target_s, spec.tbt_target_s)
-        self.costs = CostModels({}, default=model)
+        self.costs = CostModels(self.models)
         settings = {"balancing_threshold": spec.balancing_threshold}
         self.conductor = Conductor(
             create(spec.policy, **settings), Admission(spec.admission), self.costs, chance
         )
         self.board = Board()
         first = Role.BOTH if spec.coupled else Role.PREFILL
-        self.prefill = [_instance(spec, first, number) for number in range(spec.prefill)]
-        self.decode = [_instance(spec, Role.DECODE, number) for number in range(spec.decode)]
+        self.prefill = [_instance(spec, first, *each) for each in enumerate(spec.prefill_kinds)]
+        self.decode = [_instance(spec, Role.DECODE, *each) for each in enumerate(spec.decode_kinds)]
         if spec.coupled:
             self.decode = self.prefill
         self.numbers = {each.id: at for row in (self.prefill, self.decode) for at, each in enumerate(row)}
@@ -87,38 +89,39 @@ class _Simulation:
             else OrderedQueue(self.agenda, self.order, self.prefill_busy)
             for _ in self.prefill
         ]
-        self.senders = [Link(profile.network_bytes_per_s) for _ in self.prefill]
-        self.receivers = [Link(profile.network_bytes_per_s) for _ in self.prefill]
-        self.batches = [self._batch() for _ in self.decode]
-        caches = [spec.cache_blocks] * spec.prefill
+        self.senders = [Link(each.network_bytes_per_s) for each in spec.prefill_kinds]
+        self.receivers = [Link(each.network_bytes_per_s) for each in spec.prefill_kinds]
+        kinds = spec.prefill_kinds if spec.coupled else spec.decode_kinds
+        self.batches = [self._batch(each) for each in kinds]
+        caches = spec.cache_blocks
         # The store is one more holder, behind the instances.
         self.residency = Residency([*caches, spec.store_blocks] if spec.fetch == "store" else caches)
-        self.tiers = None if spec.tiers is None else TieredStore(self.agenda, spec.tiers, profile)
+        self.tiers = None if spec.tiers is None else TieredStore(self.agenda, spec.tiers, spec.profile)
         self.late = LateLoads(self.agenda, self.board, spec.load_age_s) if spec.load_age_s else None
         self.outcomes: list[Outcome] = []
 
-    def _batch(self) -> Batch:
-        batch = self._batch_of_kind()
+    def _batch(self, profile: Profile) -> Batch:
+        batch = self._batch_of_kind(profile)
         batch.busy, batch.kv_tokens = self.decode_busy, self.kv_tokens
         return batch
 
-    def _batch_of_kind(self) -> Batch:
-        spec, capacity_tokens = self.spec, self.spec.profile.kv_capacity_tokens
+    def _batch_of_kind(self, profile: Profile) -> Batch:
+        spec, capacity_tokens, model = self.spec, profile.kv_capacity_tokens, self.models[profile.name]
         if spec.coupled == "prefill-first":
-            return PrefillFirst(self.agenda, self.model, capacity_tokens)
+            return PrefillFirst(self.agenda, model, capacity_tokens)
         if spec.coupled == "chunked":
-            return Chunked(self.agenda, self.model, capacity_tokens, spec.chunk_tokens)
-        return Batch(self.agenda, self.model, capacity_tokens, spec.join_load_bytes_per_s)
+            return Chunked(self.agenda, model, capacity_tokens, spec.chunk_tokens)
+        return Batch(self.agenda, model, capacity_tokens, spec.join_load_bytes_per_s)
 
     def _load(self) -> Load:
         """Of both stages, while there were arrivals."""
         until_s = max([outcome.arrival_s for outcome in self.outcomes], default=0.0)
-        decode, memory = len(self.batches), self.spec.profile.kv_capacity_tokens
+        decode, memory = len(self.batches), sum([each.kv_capacity_tokens for each in self.decode])
         return Load(
             self.prefill_busy.window_s,
             self.prefill_busy.means(until_s, len(self.queues)),
             self.decode_busy.means(until_s, decode),
-            self.kv_tokens.means(until_s, decode * memory),
+            self.kv_tokens.means(until_s, memory),
         )
 
     def run(self, requests: Sequence[Request], speed: float) -> Result:
@@ -254,7 +257,7 @@ class _Simulation:
 class _Life:
     """One admitted request, from its place in the queue to its last token."""
 
-    __slots__ = ("ask", "outcome", "placement", "prefill", "request", "turn", "withheld", "world")
+    __slots__ = ("ask", "model", "outcome", "placement", "prefill", "request", "turn", "withheld", "world")
 
     def __init__(
         self, world: _Simulation, request: Request, outcome: Outcome, ask: Ask, placement: Placement
@@ -264,7 +267,9 @@ class _Life:
         self.outcome = outcome
         self.ask = ask
         self.placement = placement
-        self.prefill = world.numbers[(placement.prefill or placement.decode).id]
+        first = placement.prefill or placement.decode
+        self.prefill = world.numbers[first.id]
+        self.model = world.costs.of(first)
         self.withheld = False
         self.turn: Turn | None = None
 
@@ -273,7 +278,7 @@ class _Life:
         world, placement = self.world, self.placement
         now_s = ready_s = world.agenda.now_s
         if placement.fetch_tokens:
-            size_bytes = placement.fetch_tokens * world.model.kv_bytes_per_token
+            size_bytes = placement.fetch_tokens * world.kv_bytes_per_token
             ready_s = world.receivers[self.prefill].send(size_bytes, now_s)
             source = sources[self.prefill]
             if source < world.spec.prefill:
@@ -292,7 +297,7 @@ class _Life:
         """Queue at an engine that does both."""
         world, outcome = self.world, self.outcome
         outcome.cached_tokens = cached = self.placement.prefix_tokens
-        outcome.prefill_s = world.model.prefill_s(outcome.prompt_tokens, cached)
+        outcome.prefill_s = self.model.prefill_s(outcome.prompt_tokens, cached)
         world.residency.promise(self.prefill, self.request.hash_ids)
         steps = max(1, outcome.output_tokens - 1)
         member = Member(outcome.prompt_tokens, steps, self._computed, self._ended, cached)
@@ -304,13 +309,15 @@ class _Life:
         world.board.finish_prefill(self.ask.id, now_s)
         self.outcome.ttft_s = now_s - self.outcome.arrival_s
 
-    def _begin(self) -> float:
+    def _begin(self) -> tuple[float, float]:
         self.world.board.begin_prefill(self.ask.id, self.world.agenda.now_s)
         outcome, placement = self.outcome, self.placement
         outcome.cached_tokens = placement.prefix_tokens
         outcome.fetched_tokens = placement.fetch_tokens
-        outcome.prefill_s = self.world.model.prefill_s(outcome.prompt_tokens, placement.prefix_tokens)
-        return outcome.prefill_s
+        tokens, cached = outcome.prompt_tokens, placement.prefix_tokens
+        outcome.prefill_s = self.model.prefill_s(tokens, cached)
+        occupied_s = self.model.occupied_s(tokens, cached)
+        return occupied_s, outcome.prefill_s - occupied_s
 
     def _prefilled(self) -> None:
         world, placement = self.world, self.placement
@@ -330,8 +337,8 @@ class _Life:
         world.board.finish_prefill(self.ask.id, now_s)
         self.outcome.ttft_s = now_s - self.outcome.arrival_s
         # Layer by layer while it computes: only what the network did not keep up with is still on its way.
-        size_bytes = self.outcome.prompt_tokens * world.model.kv_bytes_per_token
-        network = world.model.network_bytes_per_s
+        size_bytes = self.outcome.prompt_tokens * world.kv_bytes_per_token
+        network = self.model.network_bytes_per_s
         left_bytes = max(0.0, size_bytes - self.outcome.prefill_s * network)
         world.agenda.at(now_s + left_bytes / network, self._hand_over)
 
@@ -359,7 +366,7 @@ class _Life:
         world.conductor.observe_output("default", outcome.prompt_tokens, outcome.output_tokens)
 
 
-def _instance(spec: ClusterSpec, role: Role, number: int) -> Instance:
+def _instance(spec: ClusterSpec, role: Role, number: int, profile: Profile) -> Instance:
     return Instance(
         id=f"{role.value[0]}-{number}",
         role=role,
@@ -367,7 +374,8 @@ def _instance(spec: ClusterSpec, role: Role, number: int) -> Instance:
         engine=EngineKind.SIMULATED,
         connector="MooncakeConnector",
         block_size_tokens=BLOCK_TOKENS,
-        kv_capacity_tokens=spec.profile.kv_capacity_tokens,
+        kv_capacity_tokens=profile.kv_capacity_tokens,
         fetch=spec.fetch if role is Role.PREFILL else "none",
-        instance_class=spec.profile.name,
+        instance_class=profile.name,
+        pipeline_stages=profile.prefill_stages,
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from mooncake_scheduler.conductor.order import QueueOrder
 from mooncake_simulator.cluster.agenda import Agenda
-from mooncake_simulator.cluster.prefill import Job
+from mooncake_simulator.cluster.prefill import Job, LaterStages
 from mooncake_simulator.cluster.series import Series
 
 
@@ -25,6 +25,7 @@ class OrderedQueue:
         self._busy = busy or Series()
         self._jobs: list[Job] = []
         self._running: Job | None = None
+        self._later = LaterStages(agenda)
         self.busy_s = 0.0
 
     def add(self, job: Job) -> None:
@@ -42,14 +43,14 @@ class OrderedQueue:
         job = next(job for job in in_turn if job.ready_s <= now_s)
         self._jobs.remove(job)
         self._running = job
-        seconds = job.begin()
+        seconds, drain_s = job.begin()
         self.busy_s += seconds
         self._busy.add(now_s, now_s + seconds)
-        self._agenda.at(now_s + seconds, self._end)
+        self._agenda.at(now_s + seconds, self._end, drain_s)
 
-    def _end(self) -> None:
+    def _end(self, drain_s: float) -> None:
         assert self._running is not None
         done, self._running = self._running.done, None
         # First what has ended: who comes next depends on what is known of it.
-        done()
+        self._later.enter(drain_s, done)
         self._next()

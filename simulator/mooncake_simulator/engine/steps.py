@@ -47,9 +47,14 @@ class Step:
     """Sequences whose blocks wait for KV from outside."""
 
     def duration_s(self, cost: CostModel) -> float:
-        """Model seconds: one decode step for all that decode, plus each chunk's share of its prefill."""
+        """Model seconds: one decode step for all that decode, plus each chunk's share of its prefill.
+
+        A step in which a prompt ends lasts until the last stage is done with it; here the next one begins
+        only then, which costs a busy pipeline a little more than real ones, whose stages take turns.
+        """
         batch = kv_tokens = 0
-        seconds = 0.0
+        seconds = start_s = 0.0
+        ends = False
         for item in self.work:
             start = item.sequence.computed
             if item.decode:
@@ -61,8 +66,11 @@ class Step:
                     end * end - start * start
                 )
                 if end >= len(item.sequence.tokens):
-                    seconds += cost.a_s
-        return seconds + (cost.step_s(batch, kv_tokens) if batch else 0.0)
+                    ends = True
+                    start_s += cost.a_s
+        if ends:
+            seconds *= cost.stages
+        return start_s + seconds + (cost.step_s(batch, kv_tokens) if batch else 0.0)
 
 
 @dataclass(slots=True)

@@ -3,19 +3,31 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mooncake_core.config.scheduler import AdmissionMode
+from mooncake_core.profiles import LLAMA3_70B_A800
 from mooncake_scheduler.policies import names
 from mooncake_simulator.cluster.cluster import ClusterSpec
 from mooncake_simulator.cluster.simulation import simulate
 from mooncake_simulator.workloads.traces import Request, blocks_of
 
+alone, pipeline = LLAMA3_70B_A800, LLAMA3_70B_A800.over(3, tensor=8, pipeline=3)
+
+
+def cluster(prefill: int, pipelines: int, **settings: Any) -> ClusterSpec:
+    """Of the instances that prefill, some are pipelines of three Pods."""
+    kinds = (pipeline,) * min(pipelines, prefill) + (alone,) * (prefill - pipelines)
+    return ClusterSpec(prefill, prefill_profiles=kinds if pipelines else (), **settings)
+
+
 specs = st.builds(
-    ClusterSpec,
+    cluster,
     prefill=st.integers(1, 4),
+    pipelines=st.integers(0, 2),
     decode=st.integers(1, 3),
     policy=st.sampled_from(names()),
     admission=st.sampled_from(AdmissionMode),

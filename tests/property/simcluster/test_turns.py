@@ -78,9 +78,9 @@ def test_a_prompt_whose_kv_is_still_being_fetched_is_passed_over() -> None:
     began_s: dict[str, float] = {}
 
     def job(name: str, ready_s: float, seconds: float) -> Job:
-        def begin() -> float:
+        def begin() -> tuple[float, float]:
             began_s[name] = agenda.now_s
-            return seconds
+            return seconds, 0.0
 
         return Job(ready_s, begin, lambda: None, Waiting(0.0, int(seconds * 1e6), inf))
 

@@ -17,7 +17,7 @@ TRUTH = CostModel(a_s=0.02, b_s_per_token=1e-4, c_s_per_token2=1e-9)
 def test_alone_a_prefill_took_from_its_sending_to_its_end() -> None:
     pace = PrefillPace()
     sent = pace.sent(10.0)
-    assert pace.ended(sent, 100, 40, 12.0) == Computed(60, 100 * 100 - 40 * 40, 2.0)
+    assert pace.ended(sent, 100, 40, 12.0) == Computed(60, 100 * 100 - 40 * 40, 2.0, alone=True)
     assert pace.under_way == 0
 
 
@@ -25,7 +25,7 @@ def test_behind_others_it_took_from_the_end_of_the_one_before() -> None:
     pace = PrefillPace()
     first, second, third = pace.sent(0.0), pace.sent(0.1), pace.sent(0.2)
     assert pace.ended(first, 10, 0, 3.0) is None
-    assert pace.ended(second, 20, 0, 4.0) == Computed(10, 100, 3.0)
+    assert pace.ended(second, 20, 0, 4.0) == Computed(10, 100, 3.0, alone=True)
     # The last one's end cannot be shared by anybody: told at once, with the one before still untold.
     assert pace.ended(third, 30, 0, 6.0) == Computed(20, 400, 1.0)
     assert pace.ended(pace.sent(7.0), 40, 0, 8.0) == Computed(30, 900, 2.0)
@@ -44,7 +44,7 @@ def test_an_abort_leaves_those_behind_it_untold_and_later_ones_are_told_again() 
     first, second = pace.sent(0.0), pace.sent(0.0)
     pace.dropped(first, 1.0)
     assert pace.ended(second, 10, 0, 2.0) is None
-    assert pace.ended(pace.sent(3.0), 10, 0, 4.0) == Computed(10, 100, 1.0)
+    assert pace.ended(pace.sent(3.0), 10, 0, 4.0) == Computed(10, 100, 1.0, alone=True)
 
 
 def test_an_end_out_of_turn_tells_nothing_and_neither_does_the_one_that_was_overtaken() -> None:

@@ -101,6 +101,7 @@ def test_vllm_is_told_who_it_is_among_the_processes_of_one_engine():
     def alike(rank):
         return [
             *("--block-size", "16", "--tensor-parallel-size", "8", "--pipeline-parallel-size", "2"),
+            *("--max-num-batched-tokens", "2048"),
             *("--nnodes", "2", "--node-rank", rank),
             *("--master-addr", "q-prefill-p-1.q-prefill.default.svc", "--master-port", "21006"),
             *("--distributed-executor-backend", "mp", "--kv-transfer-config", transfer),
@@ -232,7 +233,14 @@ def test_schedulers_start_from_the_speed_of_all_pods_of_an_instance():
     one, two = LLAMA3_70B_A800, LLAMA3_70B_A800.over(2, tensor=8, pipeline=2)
     assert costs.of_class("q-prefill") == CostModel.from_profile(two)
     assert costs.of_class("q-decode") == CostModel.from_profile(one)
-    assert costs.of_class("q-prefill").prefill_s(8192, 0) == costs.of_class("q-decode").prefill_s(8192, 0) / 2
+    # One after the other at twice the pace; alone, the last of four chunks passes the second stage, too.
+    assert costs.of_class("q-prefill").occupied_s(8192, 0) == pytest.approx(
+        costs.of_class("q-decode").prefill_s(8192, 0) / 2
+    )
+    assert costs.of_class("q-prefill").prefill_s(8192, 0) == pytest.approx(
+        costs.of_class("q-decode").prefill_s(8192, 0) / 2
+        + costs.of_class("q-decode").prefill_s(8192, 6144) / 2
+    )
 
 
 def test_real_engines_are_learnt():

@@ -88,8 +88,29 @@ def test_a_cluster_without_a_side_cannot_be_simulated(trace: Path, tmp_path: Pat
     assert "quickstart: nothing to simulate: write at least one replica into spec.prefillPools" in complained
 
 
-def test_instances_of_several_pods_are_refused_rather_than_taken_for_one_pod(trace: Path) -> None:
-    code, printed, complained = _run("-f", QUICKSTART.with_name("multi-pod.yaml"), "--trace", trace)
-    assert code == 1
-    assert not printed
-    assert "instance.size: instances of several Pods are not yet simulated; write 1" in complained
+def test_a_pipeline_of_two_pods_answers_sooner_than_one_pod_and_cannot_be_swept(tmp_path: Path) -> None:
+    trace, manifest = tmp_path / "trace.jsonl", tmp_path / "cluster.yaml"
+    # Ten chunks each, far apart: two stages take half the time, and the second one has the last chunk yet.
+    requests = [
+        Request(
+            timestamp_ms=60_000.0 * at,
+            input_length=20_480,
+            output_length=10,
+            hash_ids=tuple(range(100 * at, 100 * at + 40)),
+        )
+        for at in range(1, 6)
+    ]
+    write_trace(trace, requests)
+    text = QUICKSTART.with_name("multi-pod.yaml").read_text()
+    ttft_s = []
+    for size in (2, 1):
+        manifest.write_text(text.replace("size: 2 ", f"size: {size} "))
+        code, printed, complained = _run("-f", manifest, "--trace", trace, "--json")
+        assert code == 0, complained
+        ttft_s.append(json.loads(printed)["runs"][0]["ttft_mean_s"])
+    assert 0.54 < ttft_s[0] / ttft_s[1] < 0.57
+    code, printed, complained = _run(
+        "-f", QUICKSTART.with_name("multi-pod.yaml"), "--trace", trace, "--sweep", "prefill=1..1"
+    )
+    assert (code, printed) == (1, "")
+    assert "write instance.size 1" in complained

@@ -9,6 +9,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from mooncake_core.profiles import PIPELINE_CHUNK_TOKENS
+from mooncake_core.registry import Role
 from mooncake_operator.planning.manifests.groups import (
     Member,
     group_arguments,
@@ -206,6 +208,8 @@ def _common_arguments(plan: Plan, pool: EnginePoolPlan, member: Member) -> list[
         arguments += ["--tensor-parallel-size", str(parallelism.tensor)]
     if parallelism.pipeline > 1:
         arguments += ["--pipeline-parallel-size", str(parallelism.pipeline)]
+        if pool.role is Role.PREFILL:
+            arguments += ["--max-num-batched-tokens", str(PIPELINE_CHUNK_TOKENS)]
     arguments += group_arguments(plan, pool, member)
     arguments += ["--kv-transfer-config", _json(transfer_config(plan, pool.role))]
     if engine.profile is not None:

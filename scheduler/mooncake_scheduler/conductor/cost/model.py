@@ -7,7 +7,7 @@ from math import inf
 
 import msgspec
 
-from mooncake_core.profiles import Profile
+from mooncake_core.profiles import PIPELINE_CHUNK_TOKENS, Profile
 from mooncake_core.registry import Instance
 
 
@@ -32,6 +32,11 @@ class CostModel(msgspec.Struct, frozen=True, gc=False):
     """As `cold`, for prefill alone: an instance class may have shown only one of its sides yet."""
     cold_decode: bool = False
     """As `cold`, for decode alone."""
+    stages: int = 1
+    """Stages of layers that a prompt passes in chunks, one after the other (chunked pipeline parallelism,
+    FAST'25 §3.3)."""
+    chunk_tokens: int = PIPELINE_CHUNK_TOKENS
+    """Of a prompt a step, where there are stages."""
 
     @property
     def knows_prefill(self) -> bool:
@@ -57,6 +62,8 @@ class CostModel(msgspec.Struct, frozen=True, gc=False):
             network_bytes_per_s=profile.network_bytes_per_s,
             dram_bytes_per_s=profile.dram_to_hbm_bytes_per_s,
             ssd_bytes_per_s=profile.ssd_bytes_per_s,
+            stages=profile.prefill_stages,
+            chunk_tokens=profile.prefill_chunk_tokens,
         )
 
     def prefill_s(self, tokens: int, cached: int) -> float:
@@ -66,10 +73,35 @@ class CostModel(msgspec.Struct, frozen=True, gc=False):
         """
         if cached >= tokens:
             cached = tokens - 1 if tokens else 0
-        return (
+        seconds = (
             self.a_s
             + self.b_s_per_token * (tokens - cached)
             + self.c_s_per_token2 * (tokens * tokens - cached * cached)
+        )
+        return seconds if self.stages == 1 else seconds + self.drain_s(tokens, cached)
+
+    def occupied_s(self, tokens: int, cached: int) -> float:
+        """Seconds after which the next prompt can begin: the first of the stages is free then.
+
+        Without stages that is `prefill_s`.
+        """
+        seconds = self.prefill_s(tokens, cached)
+        return seconds if self.stages == 1 else seconds - self.drain_s(tokens, cached)
+
+    def drain_s(self, tokens: int, cached: int) -> float:
+        """Seconds from when the first stage is done with a prompt until the last one is.
+
+        The stages take turns on chunks like machines on the jobs of a flow shop: all the work of one stage,
+        and the longest chunk (the last: it looks back on most) once more for each of the others.
+        """
+        if self.stages == 1:
+            return 0.0
+        if cached >= tokens:
+            cached = tokens - 1 if tokens else 0
+        chunk = min(self.chunk_tokens, tokens - cached)
+        before = tokens - chunk
+        return (self.stages - 1) * (
+            self.b_s_per_token * chunk + self.c_s_per_token2 * (tokens * tokens - before * before)
         )
 
     def step_s(self, batch: int, kv_tokens: int) -> float:

@@ -32,6 +32,8 @@ class Computed(NamedTuple):
     squares: int
     """Σ n² − p² over the prompts, of n tokens of which p were cached."""
     seconds: float
+    alone: bool = False
+    """One prompt on an idle instance: it passed through all stages; behind others only the pace is seen."""
 
 
 class PrefillPace:
@@ -73,7 +75,7 @@ class PrefillPace:
             return None if together or waiting is None else waiting[0]
         new, squares = tokens - cached, tokens * tokens - cached * cached
         seconds = now_s - (max(sent.at_s, before_s) if sent.ahead else sent.at_s)
-        one, count = Computed(new, squares, seconds), 1
+        one, count = Computed(new, squares, seconds, alone=not sent.ahead), 1
         finished = None
         if waiting is not None:
             if together and waiting[1] < _MOST_TOGETHER:
