@@ -37,7 +37,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     here = Path(__file__).parent
     for item in items:
         if item.path.is_relative_to(here) and item.get_closest_marker("timeout") is None:
-            item.add_marker(pytest.mark.timeout(180, func_only=True))
+            item.add_marker(pytest.mark.timeout(1200, func_only=True))
 
 
 @pytest.hookimpl(wrapper=True)
@@ -86,7 +86,7 @@ def crds(cluster: ClusterUnderTest, operator: Operator) -> list[str]:
     """The project's CRDs, as the chart brings them, Established; their names."""
     folder = ROOT / "crds"
     applied = json.loads(_kubectl(cluster, "get", "-f", str(folder), "-o", "json"))["items"]
-    _kubectl(cluster, "wait", "-f", str(folder), "--for=condition=Established", "--timeout=30s")
+    _kubectl(cluster, "wait", "-f", str(folder), "--for=condition=Established", "--timeout=120s")
     return [crd["metadata"]["name"] for crd in applied]
 
 
@@ -140,7 +140,7 @@ async def _namespace(cluster: ClusterUnderTest, kube: Kube, failed: Callable[[],
 
 
 def _await_end_of_namespaces(cluster: ClusterUnderTest) -> None:
-    _kubectl(cluster, "wait", "namespace", f"--selector={NAMESPACE_LABEL}", "--for=delete", "--timeout=120s")
+    _kubectl(cluster, "wait", "namespace", f"--selector={NAMESPACE_LABEL}", "--for=delete", "--timeout=400s")
 
 
 def _kubectl(cluster: ClusterUnderTest, *arguments: str, check: bool = True) -> str:

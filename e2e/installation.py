@@ -17,7 +17,7 @@ from e2e.cluster.errors import ClusterError
 from e2e.under_test import ClusterUnderTest
 
 CHART = Path(__file__).resolve().parent.parent / "helm" / "mooncake"
-_TIMEOUT = "180s"
+_TIMEOUT = "400s"
 _PROGRAM = b"-m\0mooncake_operator"
 
 

@@ -15,6 +15,8 @@ from typing import Any, Self
 import httpx
 import msgspec
 
+from e2e.kube import PATIENCE_S
+
 _PROMPT_TOKENS = 1500
 """Three blocks of the quickstart's 512."""
 _SHORT_TOKENS, _LONG_TOKENS = 40, 300
@@ -83,7 +85,7 @@ class Load:
         await asyncio.gather(*self._working)
         await asyncio.gather(*self._telling)
 
-    async def more(self, requests: int, within_s: float = 180) -> None:
+    async def more(self, requests: int, within_s: float = PATIENCE_S) -> None:
         """Wait until so many more requests have been answered well.
 
         Raises:

@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Self
 
-from e2e.kube import Kube, KubeError, is_true
+from e2e.kube import PATIENCE_S, Kube, KubeError, is_true
 
 _POOL, _ROLE, _PAIRING = "mooncake.io/pool", "mooncake.io/role", "mooncake.io/pairing"
 _GATE = "mooncake.io/routable"
@@ -120,7 +120,7 @@ class RolloutWatch:
         """The latest state."""
         return self.history[-1]
 
-    async def until(self, what: str, holds: Callable[[Seen], bool], within_s: float = 600) -> None:
+    async def until(self, what: str, holds: Callable[[Seen], bool], within_s: float = 2 * PATIENCE_S) -> None:
         """Wait for a state; every one since the call counts, however short it lasted.
 
         Raises:

@@ -73,7 +73,7 @@ class ServedCluster:
         self.manifest = manifest
         await self.kube.apply_all([manifest], self.namespace)
 
-    async def ready(self, within_s: float = 300) -> None:
+    async def ready(self) -> None:
         """Wait until the present generation is Ready."""
 
         async def holds() -> bool:
@@ -85,7 +85,7 @@ class ServedCluster:
             assert whole, "; ".join(said)
             return whole
 
-        await eventually(f"{self.name} is Ready", holds, within_s=within_s)
+        await eventually(f"{self.name} is Ready", holds)
 
     async def pods(self, **labels: str) -> list[Manifest]:
         """Its Pods by labels below ``mooncake.io/``, those that end included."""
@@ -179,7 +179,7 @@ async def served(
             return not await cluster.pods()
 
         # A namespace that is deleted with Pods in it is looked at again after half of their longest grace.
-        await eventually(f"the Pods of {cluster.name} are gone", are_gone, within_s=240)
+        await eventually(f"the Pods of {cluster.name} are gone", are_gone)
 
 
 class _Words:
@@ -272,7 +272,7 @@ class Explanations:
         async def holds() -> bool:
             return ended <= self.by_request.keys() | {sent.request_id for sent in self.missing}
 
-        await eventually("every request is explained", holds, within_s=120)
+        await eventually("every request is explained", holds)
 
     def placements(self) -> list[Manifest]:
         """Where requests went."""

@@ -74,4 +74,4 @@ async def removed_afterwards(kube: Kube, namespace: str) -> AsyncIterator[None]:
         async def are_gone() -> bool:
             return not await engines(kube, namespace, "scheduler")
 
-        await eventually("the scheduler is gone", are_gone, within_s=120)
+        await eventually("the scheduler is gone", are_gone)

@@ -50,7 +50,7 @@ async def output_of(kube: Kube, namespace: str, pod: dict[str, Any]) -> str:
         assert phase != "Failed", await kube.logs(name, namespace)
         return bool(phase == "Succeeded")
 
-    await eventually(f"{name} succeeds", has_succeeded, within_s=60)
+    await eventually(f"{name} succeeds", has_succeeded)
     return await kube.logs(name, namespace)
 
 
@@ -104,7 +104,7 @@ async def test_a_simulated_engine_answers_through_a_service_inside_and_from_the_
     async def is_ready() -> bool:
         return is_true(await kube.get("Pod", "engine", namespace), "Ready")
 
-    await eventually("the engine is Ready", is_ready, within_s=60)
+    await eventually("the engine is Ready", is_ready)
     asks = (
         f"import urllib.request as u; print(u.urlopen('http://engine.{namespace}/v1/models').read().decode())"
     )
@@ -128,7 +128,7 @@ async def test_kubectl_executes_in_a_pod(kube: Kube, namespace: str, cluster: Cl
     async def runs() -> bool:
         return bool((await kube.get("Pod", "sleeps", namespace))["status"].get("phase") == "Running")
 
-    await eventually("the Pod runs", runs, within_s=60)
+    await eventually("the Pod runs", runs)
 
     said = await cluster.kubectl("exec", "-n", namespace, "sleeps", "--", "python", "-c", "print('here')")
     assert said.strip() == "here"

@@ -24,7 +24,7 @@ pytestmark = [
         bool(os.environ.get("E2E_KUBECONFIG")),
         reason="the tests run against a cluster that they did not start",
     ),
-    pytest.mark.timeout(300, func_only=True),
+    pytest.mark.timeout(1200, func_only=True),
 ]
 
 
@@ -89,7 +89,7 @@ def test_a_stopped_cluster_with_pods_and_hugepages_leaves_the_machine_as_it_was(
         "get", "nodes", "-o", r"jsonpath={.items[0].status.allocatable.hugepages-2Mi}"
     )
     spare.kubectl("run", "pause", "--image=localhost/mooncake-e2e-pause:1", "--image-pull-policy=Never")
-    spare.kubectl("wait", "pod/pause", "--for=condition=Ready", "--timeout=60s")
+    spare.kubectl("wait", "pod/pause", "--for=condition=Ready", "--timeout=180s")
 
     spare.stop()
 

@@ -15,7 +15,6 @@ from e2e.kube import Kube, eventually, is_true
 
 EXAMPLE = Path(__file__).resolve().parent.parent / "examples" / "multi-pod.yaml"
 LEADER, WORKER = "big-prefill-p-0", "big-prefill-p-0-w1"
-READY_WITHIN_S = 300
 DRAIN_S = 40
 _KILL_ENGINE = """
 import os, pathlib, signal
@@ -28,7 +27,7 @@ os.kill(int(engine), signal.SIGKILL)
 """
 """kill -9 of the engine that has joined a leader, from inside its Pod."""
 
-pytestmark = pytest.mark.timeout(900, func_only=True)
+pytestmark = pytest.mark.timeout(1200, func_only=True)
 
 
 def manifest() -> dict[str, Any]:
@@ -48,7 +47,7 @@ async def ready(kube: Kube, namespace: str) -> None:
         found = await kube.get("MooncakeCluster", "big", namespace)
         return is_true(found, "Ready")
 
-    await eventually("the cluster is Ready", is_ready, within_s=READY_WITHIN_S, every_s=1)
+    await eventually("the cluster is Ready", is_ready, every_s=1)
 
 
 @pytest_asyncio.fixture
@@ -65,7 +64,7 @@ async def big(operator: Operator, kube: Kube, namespace: str) -> AsyncIterator[s
     async def are_gone() -> bool:
         return not await kube.list_all("Pod", namespace)
 
-    await eventually("its Pods are gone", are_gone, within_s=240, every_s=1)
+    await eventually("its Pods are gone", are_gone, every_s=1)
 
 
 async def uids(kube: Kube, namespace: str, role: str) -> dict[str, str]:
@@ -109,7 +108,7 @@ async def test_an_instance_of_two_pods_serves_and_is_recreated_as_a_whole(
         async def is_new() -> bool:
             return await is_another(kube, namespace, "prefill", before)
 
-        await eventually("leader and worker are others", is_new, within_s=READY_WITHIN_S, every_s=1)
+        await eventually("leader and worker are others", is_new, every_s=1)
         pool = await kube.get("MooncakePrefillPool", "big-prefill", namespace)
         (failure,) = pool["status"]["lastFailures"]
         assert failure["instance"] == LEADER
@@ -139,7 +138,7 @@ async def test_a_worker_that_is_evicted_ends_after_the_streams_of_its_instance(
     async def is_new() -> bool:
         return await is_another(kube, namespace, "decode", before)
 
-    await eventually("the whole instance is another", is_new, within_s=READY_WITHIN_S, every_s=1)
+    await eventually("the whole instance is another", is_new, every_s=1)
     await ready(kube, namespace)
 
 

@@ -50,7 +50,7 @@ async def test_an_image_runs_its_component_unprivileged(
             "Failed",
         )
 
-    await eventually("the component's program ends", has_ended, within_s=90)
+    await eventually("the component's program ends", has_ended)
     pod = await kube.get("Pod", "component", namespace)
     assert pod["status"]["phase"] == "Succeeded", await kube.logs("component", namespace)
 

@@ -50,14 +50,14 @@ async def test_pods_of_a_deployment_become_ready_and_go(kube: Kube, namespace: s
             found = await kube.get("Deployment", "played", namespace)
             return bool(found["status"].get("readyReplicas") == 40)
 
-        await eventually("40 Pods are ready", is_ready, within_s=60)
+        await eventually("40 Pods are ready", is_ready)
         pods = await kube.list_all("Pod", namespace)
         await kube.delete("Deployment", "played", namespace)
 
         async def are_gone() -> bool:
             return not await kube.list_all("Pod", namespace)
 
-        await eventually("the Pods are gone", are_gone, within_s=60)
+        await eventually("the Pods are gone", are_gone)
 
     assert len({pod["spec"]["nodeName"] for pod in pods}) == 5
     assert len({pod["status"]["podIP"] for pod in pods}) == 40
@@ -79,10 +79,10 @@ async def test_a_readiness_gate_keeps_a_pod_from_being_ready(kube: Kube, namespa
         async def is_ready() -> bool:
             return is_true(await kube.get("Pod", "gated", namespace), "Ready")
 
-        await eventually("the containers are ready", has_containers, within_s=30)
+        await eventually("the containers are ready", has_containers)
         closed = await is_ready()
         await kube.patch("Pod", "gated", opened, namespace, how="strategic", subresource="status")
-        await eventually("the Pod is Ready", is_ready, within_s=30)
+        await eventually("the Pod is Ready", is_ready)
 
     assert not closed
 
@@ -122,7 +122,7 @@ async def test_a_script_decides_what_becomes_of_a_pod(
             assert found == expected
             return True
 
-        await eventually("the Pod is as scripted", is_as_scripted, within_s=30)
+        await eventually("the Pod is as scripted", is_as_scripted)
 
 
 async def test_a_pod_that_never_ends_outlives_its_grace_period(kube: Kube, namespace: str) -> None:
@@ -132,7 +132,7 @@ async def test_a_pod_that_never_ends_outlives_its_grace_period(kube: Kube, names
         async def is_ready() -> bool:
             return is_true(await kube.get("Pod", "stuck", namespace), "Ready")
 
-        await eventually("the Pod is Ready", is_ready, within_s=30)
+        await eventually("the Pod is Ready", is_ready)
         await kube.delete("Pod", "stuck", namespace)
         with pytest.raises(AssertionError):
             await eventually("the Pod is gone", lambda: _is_gone(kube, "stuck", namespace), within_s=4)
@@ -155,7 +155,7 @@ async def test_a_vanished_node_is_noticed_and_its_pods_replaced(kube: Kube, name
         async def both_serve() -> bool:
             return len(await ready_nodes()) == 2
 
-        await eventually("Pods run on both nodes", both_serve, within_s=30)
+        await eventually("Pods run on both nodes", both_serve)
         lost, kept = played.names
         played.vanish(lost)
 
@@ -163,7 +163,7 @@ async def test_a_vanished_node_is_noticed_and_its_pods_replaced(kube: Kube, name
             found = await kube.get("Deployment", "played", namespace)
             return bool(await ready_nodes() == {kept} and found["status"].get("readyReplicas") == 2)
 
-        await eventually("the Pods are replaced on the other node", has_moved, within_s=90)
+        await eventually("the Pods are replaced on the other node", has_moved)
         left = await kube.list_all("Pod", namespace, fields=f"spec.nodeName={lost}")
         await played.come_back(lost)
 
@@ -172,7 +172,7 @@ async def test_a_vanished_node_is_noticed_and_its_pods_replaced(kube: Kube, name
                 "Pod", namespace, fields=f"spec.nodeName={lost}"
             )
 
-        await eventually("the node is back and drops what was deleted", is_clean, within_s=60)
+        await eventually("the node is back and drops what was deleted", is_clean)
 
     assert len(left) == 1
 

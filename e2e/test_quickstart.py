@@ -22,7 +22,7 @@ _OWNED = (
 _OF_THE_NAMESPACE = "kube-root-ca.crt"
 
 
-@pytest.mark.timeout(420, func_only=True)
+@pytest.mark.timeout(1200, func_only=True)
 async def test_the_quickstart_is_applied_answers_tells_its_story_and_goes_without_a_trace(
     cluster: ClusterUnderTest, kube: Kube, operator: Operator, namespace: str
 ) -> None:
@@ -40,8 +40,8 @@ async def test_the_quickstart_is_applied_answers_tells_its_story_and_goes_withou
     await _tells_its_story(cluster, namespace)
     await _writes_nowhere_but_into_volumes(kube, namespace)
 
-    await cluster.kubectl("delete", "-n", namespace, "-f", str(_EXAMPLE), "--wait", "--timeout=120s")
-    await eventually("all of it is gone", lambda: _is_gone(kube, namespace), within_s=120)
+    await cluster.kubectl("delete", "-n", namespace, "-f", str(_EXAMPLE), "--wait", "--timeout=400s")
+    await eventually("all of it is gone", lambda: _is_gone(kube, namespace))
 
 
 async def _answers(url: str) -> None:

@@ -58,7 +58,7 @@ async def wait_until_usable(kube: Kube, names: Sequence[str]) -> None:
         }
         return not tainted.intersection(names)
 
-    await eventually("the played nodes are usable", are_usable, within_s=60)
+    await eventually("the played nodes are usable", are_usable)
 
 
 async def report_ready(kube: Kube, name: str, shape: NodeShape) -> None:
