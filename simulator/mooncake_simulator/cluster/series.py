@@ -39,17 +39,13 @@ class Series:
         """What held on average in each window, divided by `divisor`.
 
         Args:
-            until_s: the moment at which the last window ends; windows in which nothing was added are 0.
+            until_s: only windows that end by then are told, and the first in any case: of one that is cut
+                short it is not known what belongs to which part.
             divisor: e.g. the number of instances, for their mean share.
         """
-        sums, window_s = self._sums, self.window_s
-        windows = max(len(sums), int(until_s / window_s) + (until_s % window_s > 0))
-        padded = sums + [0.0] * (windows - len(sums))
-        return [
-            total / (min(window_s, max(until_s - at * window_s, 1e-9)) * divisor)
-            for at, total in enumerate(padded)
-            if at * window_s < until_s
-        ]
+        windows = max(1, int(until_s / self.window_s))
+        sums = self._sums[:windows] + [0.0] * (windows - len(self._sums))
+        return [total / (self.window_s * divisor) for total in sums]
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mooncake_simulator.cluster.cluster import ClusterSpec
@@ -32,10 +32,30 @@ def test_a_span_over_three_windows_fills_the_middle_one() -> None:
     assert series.means(30) == pytest.approx([0.5, 1.0, 0.2])
 
 
-def test_the_last_window_counts_only_the_time_that_there_was() -> None:
+def test_a_window_that_is_cut_short_is_not_told() -> None:
     series = Series(10)
-    series.add(0, 14)
-    assert series.means(14) == pytest.approx([1.0, 1.0])
+    series.add(0, 40)
+    assert series.means(24) == pytest.approx([1.0, 1.0])
+    assert series.means(4) == pytest.approx([1.0])
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(1, 60), st.sampled_from([5.0, 300.0, 2_000.0]), st.integers(1, 4))
+def test_shares_of_a_run_are_shares_however_much_is_left_when_the_last_request_comes(
+    requests: int, every_ms: float, prefill: int
+) -> None:
+    trace = [
+        Request(
+            timestamp_ms=every_ms * at,
+            input_length=9_000,
+            output_length=200,
+            hash_ids=tuple(range(18 * at, 18 * at + 18)),
+        )
+        for at in range(requests)
+    ]
+    load = simulate(ClusterSpec(prefill, 1, fetch="none"), trace).load
+    assert load is not None
+    assert all(0 <= share <= 1 + 1e-9 for share in [*load.prefill, *load.decode, *load.kv])
 
 
 def test_a_steady_load_does_not_swing_and_one_that_alternates_does() -> None:
