@@ -28,6 +28,11 @@ class Link:
         self.bytes += size_bytes
         return self._free_s
 
+    @property
+    def free_s(self) -> float:
+        """When all that it was given will have left."""
+        return self._free_s
+
     def flows(self, now_s: float) -> int:
         """Transfers that have not ended."""
         ends_s = self._ends_s

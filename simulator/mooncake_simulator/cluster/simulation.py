@@ -286,7 +286,7 @@ class _Life:
             elif world.tiers is not None:
                 first = (placement.prefix_tokens - placement.fetch_tokens) // BLOCK_TOKENS
                 last = blocks_of(placement.prefix_tokens)
-                ready_s = max(ready_s, world.tiers.fetch(self.request.hash_ids[first:last]))
+                ready_s = max(ready_s, world.tiers.fetch(self.request.hash_ids, first, last))
         if world.tiers is not None:
             self.turn = world.tiers.turn(self.request.hash_ids, self.request.input_length)
         world.residency.promise(self.prefill, self.request.hash_ids)

@@ -41,6 +41,7 @@ specs = st.builds(
         dram_tokens=st.sampled_from([BLOCK, 60 * BLOCK, 400 * BLOCK]),
         nodes=st.integers(1, 3),
         rule=st.sampled_from(RULES),
+        replicate=st.booleans(),
     ),
 )
 
@@ -119,9 +120,9 @@ def test_what_lies_on_ssd_comes_at_the_speed_of_the_ssd() -> None:
     size_bytes = 10 * BLOCK * LLAMA3_70B_A800.kv_bytes_per_token
     first, second = list(range(10)), list(range(100, 110))
     store = stored("lru", 10, first, second)
-    assert store.fetch(second) == pytest.approx(size_bytes / LLAMA3_70B_A800.network_bytes_per_s)
+    assert store.fetch(second, 0, 10) == pytest.approx(size_bytes / LLAMA3_70B_A800.network_bytes_per_s)
     store = stored("lru", 10, first, second)
-    assert store.fetch(first) == pytest.approx(size_bytes / LLAMA3_70B_A800.ssd_bytes_per_s)
+    assert store.fetch(first, 0, 10) == pytest.approx(size_bytes / LLAMA3_70B_A800.ssd_bytes_per_s)
     assert store.cold_blocks(first)[-1] == 10
 
 
@@ -166,3 +167,38 @@ def test_a_partial_block_is_not_kept() -> None:
     store = TieredStore(Agenda(), StoreTiers(10 * BLOCK), LLAMA3_70B_A800)
     request = Request(timestamp_ms=0, input_length=600, output_length=1, hash_ids=(1, 2))
     assert store.turn(request.hash_ids, request.input_length).blocks == (1,)
+
+
+def waits_s(tiers: StoreTiers, reads: int, every_s: float) -> tuple[list[float], TieredStore]:
+    """What each of many readers of one document waits for it, and the store afterwards."""
+    agenda = Agenda()
+    slow = msgspec.structs.replace(LLAMA3_70B_A800, network_bytes_per_s=12e9)
+    store = TieredStore(agenda, tiers, slow)
+    document = list(range(32))
+    store.stored(store.turn(document, 32 * BLOCK), 0)
+    waits = []
+    for at in range(reads):
+        now_s = 1.0 + at * every_s
+        agenda.at(now_s, lambda now_s=now_s: waits.append(store.fetch(document, 0, 32) - now_s))
+    store.look_ahead_until(reads * every_s + 600.0)
+    agenda.run()
+    return waits, store
+
+
+def test_copies_of_a_hot_document_spread_its_readers_and_are_released_when_it_is_over() -> None:
+    # 0.44 s a read, a read every 0.5 s: one node is busy for 87 % of the time.
+    tiers = StoreTiers(4_000_000, 8, "lru")
+    copied, store = waits_s(replace(tiers, replicate=True), 200, 0.5)
+    use = store.used()
+    assert use.copied_blocks == use.released_blocks >= 32
+    # Read from several nodes at once it is there sooner than one alone could send it.
+    assert max(copied[100:]) < 32 * BLOCK * LLAMA3_70B_A800.kv_bytes_per_token / 12e9
+    # Two reads every 0.5 s are more than one node can carry.
+    alone, _ = waits_s(tiers, 400, 0.25)
+    copied, _ = waits_s(replace(tiers, replicate=True), 400, 0.25)
+    assert copied[-1] < alone[-1] / 10
+
+
+def test_a_document_that_is_read_now_and_then_is_not_copied() -> None:
+    _, store = waits_s(StoreTiers(4_000_000, 8, "lru", replicate=True), 50, 20.0)
+    assert store.used().copied_blocks == 0
