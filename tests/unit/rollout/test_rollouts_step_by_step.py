@@ -92,6 +92,21 @@ def test_where_old_ones_go_first_the_pools_own_floor_counts_if_it_is_higher():
     assert min(decode["old"] + decode["new"] for _, decode in seen) == 2
 
 
+@pytest.mark.parametrize(
+    ("prefill", "decode", "unavailable", "skew"), [(8, 2, 1, 0.25), (8, 6, 2, 0.0), (8, 8, 3, 0.0)]
+)
+def test_nobody_is_taken_down_who_would_come_back_as_it_was(prefill, decode, unavailable, skew):
+    cluster, observed = rollout_of(
+        prefill=prefill, decode=decode, max_surge=0, max_unavailable=unavailable, max_skew=skew
+    )
+    revisions = []
+    while made := plan(cluster, observed).actions:
+        revisions += [action.revision for action in made if isinstance(action, CreatePod)]
+        assert len(revisions) <= prefill + decode
+        observed = advance(cluster, observed)
+    assert revisions == ["new"] * (prefill + decode)
+
+
 def test_neither_surge_nor_dip_means_a_rollout_that_says_what_it_lacks():
     cluster, observed = rollout_of(prefill=2, decode=2, max_unavailable=0, gpus=8, gpu_budget=32)
     *_, last = steps(cluster, observed)
