@@ -138,7 +138,7 @@ def news(
 
 def _is_bad(item: Mapping[str, Any]) -> bool:
     if item["type"] == "Progressing":
-        return bool(item["reason"] == reasons.DEADLINE_EXCEEDED)
+        return item["reason"] in (reasons.DEADLINE_EXCEEDED, reasons.GPU_BUDGET)
     return bool(item["status"] == ("True" if item["type"] in _BAD_WHEN_TRUE else "False"))
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from mooncake_operator.planning import checks, reasons
+from mooncake_operator.planning.actions import Finding
 from mooncake_operator.planning.checks import RetireCheck
 from mooncake_operator.planning.draft import Draft, PoolDraft
 from mooncake_operator.planning.instances import Instance, Phase
@@ -50,6 +51,36 @@ def decide(draft: Draft) -> None:
     _roll(draft, _RETIRE_ROUTABLE)
     if not draft.moved and not draft.in_transition:
         _roll(draft, _RETIRE_ALONE)
+
+
+def standstill(draft: Draft, pool: PoolDraft) -> Finding | None:
+    """What keeps a pool where it is for ever: no GPUs for a new instance, and no old one that may go first.
+
+    Nothing is under way that would change it, and nothing was decided: somebody has to.
+    """
+    if (
+        draft.moved
+        or draft.in_transition
+        or pool.blocked is None
+        or pool.blocked.reason != reasons.GPU_BUDGET
+    ):
+        return None
+    revision = pool.pool.revision if pool.rolling else _revision_to_fill(draft, pool)
+    more = pool.gpus_of(revision)
+    kept = next((held for i in pool.live if (held := _kept_by(draft, pool, i)) is not None), None)
+    why = f"; none may go first: {kept.message}" if kept is not None else ""
+    return Finding(
+        reasons.GPU_BUDGET,
+        f"{pool.pool.name} stands still: an instance takes {more} GPUs, {draft.gpus_used} of"
+        f" coordination.gpuBudget {draft.cluster.gpu_budget} are in use{why}; set coordination.gpuBudget to"
+        f" {draft.gpus_used + more} or more, or lower replicas, or let more instances be missing"
+        " (update.maxUnavailable, disruption.minAvailable)",
+    )
+
+
+def _kept_by(draft: Draft, pool: PoolDraft, instance: Instance) -> Finding | None:
+    checks_of = _RETIRE_ALONE if instance.routable else (checks.costs_nothing,)
+    return next((found for check in checks_of if (found := check(draft, pool, instance)) is not None), None)
 
 
 def _slowest_first(draft: Draft) -> list[PoolDraft]:

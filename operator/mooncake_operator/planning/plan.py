@@ -28,7 +28,7 @@ from mooncake_operator.planning.desired import DesiredCluster, DesiredPool
 from mooncake_operator.planning.draft import Draft, PoolDraft
 from mooncake_operator.planning.history import last_progress_s, next_history
 from mooncake_operator.planning.instances import LOST_AFTER_S, Instance, Phase, assemble, names_taken
-from mooncake_operator.planning.moves import decide
+from mooncake_operator.planning.moves import decide, standstill
 from mooncake_operator.planning.observed import Observed, PoolHistory, Recreation, Revision
 
 REVISIONS_KEPT = 10
@@ -44,6 +44,8 @@ class PoolOutcome:
     recreations: tuple[Recreation, ...] = ()
     last_failures: tuple[Recreation, ...] = ()
     blocked: Finding | None = None
+    stuck: Finding | None = None
+    """Why it will never get on by itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +69,8 @@ def plan(cluster: DesiredCluster, observed: Observed) -> Plan:
     waits: list[WaitFor] = []
     outcomes: dict[str, PoolOutcome] = {}
     drafts: dict[str, PoolDraft] = {}
+    draft = Draft(cluster, instances, observed)
     if not observed.namespace_terminating:
-        draft = Draft(cluster, instances, observed)
         decide(draft)
         drafts = draft.pools
         actions += plan_leftovers(cluster, observed)
@@ -79,7 +81,7 @@ def plan(cluster: DesiredCluster, observed: Observed) -> Plan:
             outcomes[pool.name] = PoolOutcome(pool, own)
         else:
             steps = _PoolPlan(drafts[pool.name], observed).steps()
-            outcomes[pool.name] = _outcome(drafts[pool.name], observed)
+            outcomes[pool.name] = _outcome(draft, drafts[pool.name], observed)
             waits += _deadline(cluster, outcomes[pool.name], observed)
         for step in steps:
             if isinstance(step, WaitFor):
@@ -110,12 +112,13 @@ def _has_news(outcome: PoolOutcome, before: PoolHistory) -> bool:
     return next_history(outcome.pool, outcome.instances, records, failures, before, began_s) != before
 
 
-def _outcome(draft: PoolDraft, observed: Observed) -> PoolOutcome:
+def _outcome(whole: Draft, draft: PoolDraft, observed: Observed) -> PoolOutcome:
     pool, history = draft.pool, observed.history(draft.pool.name)
     given_up = frozenset(draft.retired) | _overtaken(draft, observed)
     records = recreation.next_records(pool, draft.instances, given_up, observed.now_s)
     failures = recreation.next_failures(history, records, history.recreations)
-    return PoolOutcome(pool, tuple(draft.instances), records, failures, draft.blocked)
+    stuck = standstill(whole, draft)
+    return PoolOutcome(pool, tuple(draft.instances), records, failures, draft.blocked, stuck)
 
 
 def _deadline(cluster: DesiredCluster, outcome: PoolOutcome, observed: Observed) -> list[WaitFor]:

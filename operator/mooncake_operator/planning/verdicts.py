@@ -73,6 +73,7 @@ class _Case:
                     troubles.scheduling(self.pods),
                     troubles.starting(self.pods),
                     _crashes(self.outcome),
+                    self.outcome.stuck,
                 )
                 if found is not None
             ),
@@ -141,6 +142,8 @@ def _progressing(case: _Case) -> Verdict:
     if wanted.paused and outdated:
         message = f"update.paused; {case.updated} of {wanted.updated_target} are updated"
         return Verdict("Progressing", False, reasons.PAUSED, message)
+    if case.outcome.stuck is not None:
+        return Verdict("Progressing", False, case.outcome.stuck.reason, case.outcome.stuck.message)
     blocked = f"; {case.outcome.blocked.message}" if case.outcome.blocked else ""
     history = case.observed.history(wanted.name)
     idle_s = case.observed.now_s - last_progress_s(case.outcome.instances, history)

@@ -1,5 +1,6 @@
 """Whatever happens, whenever the operator dies: floors and budgets hold, and the cluster comes to rest."""
 
+import re
 from collections import Counter
 from dataclasses import replace
 from itertools import count
@@ -608,13 +609,23 @@ class Planner(RuleBasedStateMachine):
 
         To let them go would break the floor: the plan says what to raise, and goes on once that is done.
         """
-        live = {pool: [i for i in assemble(pool, observed) if i.live] for pool in self.cluster.pools}
-        if all(len(instances) == pool.replicas for pool, instances in live.items()):
-            return observed
-        assert any(i.gpus > pool.gpus for pool, instances in live.items() for i in instances)
-        assert reasons.GPU_BUDGET in {wait.reason for wait in plan(self.cluster, observed).waits}
-        self.cluster = replace(self.cluster, gpu_budget=None)
-        return rest(self.cluster, observed)
+        while not self.whole(observed):
+            live = [i for pool in self.cluster.pools for i in assemble(pool, observed) if i.live]
+            assert any(i.gpus > i.pool.gpus for i in live)
+            stuck = [o.stuck for o in plan(self.cluster, observed).outcomes.values() if o.stuck is not None]
+            assert stuck, "it stands still, and nothing says why"
+            named = max(int(re.search(r"set coordination.gpuBudget to (\d+)", s.message)[1]) for s in stuck)
+            assert named > self.cluster.gpu_budget
+            self.cluster = replace(self.cluster, gpu_budget=named)
+            observed = rest(self.cluster, observed)
+        return observed
+
+    def whole(self, observed):
+        counts = {
+            pool: sum(i.live for i in assemble(pool, observed)) == pool.replicas
+            for pool in self.cluster.pools
+        }
+        return all(counts.values())
 
 
 def used_by_workers(made, used):

@@ -1,5 +1,6 @@
 """What a pool's status and conditions say, and what of it is read back."""
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -45,6 +46,48 @@ def test_at_rest_all_is_well():
         "FabricReady": True,
     }
     assert found["Progressing"].reason == reasons.COMPLETE
+
+
+def named_budget(text):
+    return int(re.search(r"set coordination.gpuBudget to (\d+) or more", text)[1])
+
+
+def test_a_rollout_that_neither_the_budget_nor_the_floor_lets_go_on_names_the_numbers():
+    cluster, observed = rollout_of(prefill=2, decode=3, max_surge=1, max_unavailable=0, gpus=8, gpu_budget=40)
+    found = verdicts(cluster, observed)
+    for verdict in (found["Progressing"], found["Available"]):
+        assert (verdict.holds, verdict.reason) == (False, reasons.GPU_BUDGET)
+        assert "an instance takes 8 GPUs, 40 of coordination.gpuBudget 40 are in use" in verdict.message
+        assert "would have 1 routable instances, it needs 2" in verdict.message
+    mended = replace(cluster, gpu_budget=named_budget(found["Progressing"].message))
+    assert mended.gpu_budget == 48
+    *_, last = steps(mended, observed)
+    assert {name: counts["new"] for name, counts in last.counts.items()} == {"prefill": 2, "decode": 3}
+
+
+def test_smaller_and_more_instances_that_the_old_ones_leave_no_room_for_are_a_standstill_too():
+    cluster, observed = at_rest()
+    smaller = tuple(
+        replace(p, revision="new", replicas=3, gpus_per_pod=2, max_unavailable=1, max_surge=0)
+        if p.name == "prefill"
+        else p
+        for p in cluster.pools
+    )
+    eight = tuple(replace(pod, gpus=8) if pod.pool == "prefill" else pod for pod in observed.pods)
+    wanted = replace(cluster, pools=smaller, gpu_budget=18)
+    found = verdicts(wanted, replace(observed, pods=eight))
+    assert (found["Progressing"].holds, found["Progressing"].reason) == (False, reasons.GPU_BUDGET)
+    assert "it needs 2" in found["Progressing"].message
+    assert named_budget(found["Progressing"].message) == 20
+
+
+def test_waiting_for_gpus_of_what_is_ending_is_no_standstill():
+    cluster, observed = rollout_of(prefill=2, decode=2, max_unavailable=1, gpus=8, gpu_budget=32)
+    while made := plan(cluster, observed):
+        assert not any(outcome.stuck for outcome in made.outcomes.values())
+        if not made.actions and not made.waits:
+            break
+        observed = settle(carry_out(cluster, observed, made))
 
 
 def test_pools_without_pods_are_not_said_to_be_scheduled():
