@@ -61,7 +61,7 @@ def present_instances(pods: Iterable[ObservedPod]) -> dict[str, list[Present]]:
     found: dict[str, list[Present]] = {}
     for pod in sorted(pods, key=lambda pod: pod.name):
         if pod.owner_uid and pod.pool and pod.pairing and pod.rank == 0 and pod.deleted_s is None:
-            found.setdefault(pod.pool, []).append(Present(pod.instance, pod.pairing))
+            found.setdefault(pod.pool, []).append(Present(pod.instance, pod.pairing, pod.size))
     return found
 
 

@@ -13,7 +13,8 @@ from mooncake_core.config import SchedulerConfig, SidecarConfig
 from mooncake_core.profiles import LLAMA3_70B_A800
 from mooncake_operator.planning import ClusterNames, Credentials, Images, LocalNames, pod_names, render
 from mooncake_operator.planning.actions import CreatePod
-from mooncake_operator.planning.manifests.plan import plan_of
+from mooncake_operator.planning.manifests.disruption import disruption_budgets
+from mooncake_operator.planning.manifests.plan import Present, plan_of
 from mooncake_operator.planning.manifests.revisions import controller_revision, owner_reference, pod_of
 from mooncake_operator.planning.reading import observed_pod, observed_revision
 from mooncake_operator.planning.wishes import Identity, desired_cluster
@@ -212,6 +213,14 @@ def test_a_budget_keeps_as_many_pods_as_leave_enough_instances_whole():
     wanted = budget["spec"]["selector"]["matchLabels"].items()
     assert sum(wanted <= pod["metadata"]["labels"].items() for pod in world.pods) == 4
     assert budget["spec"]["minAvailable"] == 3
+
+
+def test_a_budget_counts_the_instances_that_are_there_while_their_size_changes():
+    there = {"q-prefill": [Present(f"q-prefill-p-{n}", "g", size) for n, size in enumerate((1, 1, 2))]}
+    plan = plan_of(cluster(), ClusterNames(), (), images=Images(), credentials=SECRETS, present=there)
+    (budget,) = [b for b in disruption_budgets(plan) if b["metadata"]["name"] == "q-prefill"]
+    # Three instances of four Pods, of which one must stay.
+    assert budget["spec"]["minAvailable"] == 2
 
 
 def test_simulated_engines_understand_what_leader_and_worker_are_told():

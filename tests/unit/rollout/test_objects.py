@@ -4,6 +4,8 @@ import json
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from mooncake_core.api import load_manifests
 from mooncake_core.registry import InstanceState
@@ -171,11 +173,35 @@ def test_work_in_flight_is_all_that_the_scheduler_promised_to_an_instance():
 
 
 @pytest.mark.parametrize(
-    ("replicas", "size", "min_available", "pods"),
-    [(4, 1, None, 3), (4, 1, 2, 2), (4, 2, None, 7), (4, 2, 2, 6), (4, 2, 9, 8), (2, 1, 0, 0)],
+    ("sizes", "least", "pods"),
+    [
+        ([1, 1, 1, 1], 3, 3),
+        ([1, 1, 1, 1], 2, 2),
+        ([2, 2, 2, 2], 3, 7),
+        ([2, 2, 2, 2], 2, 6),
+        ([2, 2, 2, 2], 9, 8),
+        ([1, 1], 0, 0),
+        # In the middle of a rollout: one of the new size beside the old ones.
+        ([2, 2, 2, 2, 4], 3, 10),
+        ([4, 1, 1], 2, 5),
+    ],
 )
-def test_so_many_pods_may_go_as_instances_may(replicas, size, min_available, pods):
-    assert pods_to_keep(replicas, size, min_available) == pods
+def test_so_many_pods_may_go_as_instances_may(sizes, least, pods):
+    assert pods_to_keep(sizes, least) == pods
+
+
+@given(sizes=st.lists(st.integers(1, 4), min_size=1, max_size=6), least=st.integers(0, 6), data=st.data())
+def test_no_evictions_that_a_budget_allows_break_more_instances_than_may_be_missing(sizes, least, data):
+    """As the API server counts: what is healthy beyond what must stay may go, one Pod after the other."""
+    keep = pods_to_keep(sizes, least)
+    starting = data.draw(st.lists(st.booleans(), min_size=len(sizes), max_size=len(sizes)))
+    whole = {number for number, late in enumerate(starting) if not late}
+    healthy = [number for number in whole for _ in range(sizes[number])]
+    before = len(whole)
+    while len(healthy) > keep:
+        healthy.remove(evicted := data.draw(st.sampled_from(sorted(healthy))))
+        whole.discard(evicted)
+    assert len(whole) >= min(before, least)
 
 
 def test_a_single_instance_has_no_budget_that_could_only_block_drains(cluster):

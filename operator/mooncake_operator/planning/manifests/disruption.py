@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from mooncake_operator.planning.manifests.objects import Object, an_object, labels
 from mooncake_operator.planning.manifests.plan import EnginePoolPlan, Plan
@@ -22,21 +22,34 @@ def disruption_budgets(plan: Plan) -> list[Object]:
     return budgets
 
 
-def pods_to_keep(replicas: int, size: int, min_available: int | None) -> int:
-    """Pods that must stay so that `min_available` instances do.
+def pods_to_keep(sizes: Sequence[int], least: int) -> int:
+    """Pods that must stay so that `least` instances do.
 
     Each eviction may hit another instance, and an instance without one of its Pods is none: so many Pods may
-    go as instances may, whatever their size. A bound of `min_available` times size would let two evictions
-    break two instances of two Pods where only one may be missing (pdb-operator issue 81).
+    go as instances may, whatever their sizes. A bound of `least` times the size would let two evictions
+    break two instances of two Pods where only one may be missing (pdb-operator issue 81). And where there are
+    instances of two sizes, or one more than is wanted, what they have together is what counts.
+
+    Args:
+        sizes: Pods of each instance.
+        least: instances.
     """
-    least = replicas - 1 if min_available is None else min(min_available, replicas)
-    return max(replicas * size - (replicas - least), 0)
+    return sum(sizes) - max(len(sizes) - least, 0)
 
 
 def _engines(plan: Plan, pool: EnginePoolPlan) -> Object:
-    spec = pool.spec
-    keep = pods_to_keep(spec.replicas, spec.instance.size, spec.disruption.min_available)
-    return _budget(plan, pool.name, pool.role.value, keep)
+    wanted, floor = pool.spec.replicas, pool.spec.disruption.min_available
+    least = wanted - 1 if floor is None else min(floor, wanted)
+    return _budget(plan, pool.name, pool.role.value, pods_to_keep(_sizes(plan, pool), least))
+
+
+def _sizes(plan: Plan, pool: EnginePoolPlan) -> list[int]:
+    """Pods of each instance that is there, and of those that are still to be made."""
+    wanted = [pool.spec.instance.size] * pool.spec.replicas
+    there = [present.size for present in (plan.present or {}).get(pool.name, ())]
+    if not any(size > 1 for size in (*wanted, *there)):
+        return wanted  # where each Pod is an instance, a number more or less changes nothing
+    return [*there, *wanted[len(there) :]]
 
 
 def _schedulers(plan: Plan) -> Object:

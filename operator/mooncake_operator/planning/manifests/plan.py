@@ -68,6 +68,8 @@ class Present:
     name: str
     pairing: str
     """The revision inside which it may be paired."""
+    size: int = 1
+    """Pods that it consists of."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +104,8 @@ class Plan:
     images: Images
     credentials: Credentials
     present: Mapping[str, Sequence[Present]] | None = None
-    """Engine instances that are there, for schedulers that read them from a file; None = all wanted."""
+    """Engine instances that are there, for budgets, and for schedulers that read them from a file; None = all
+    that are wanted."""
 
     @property
     def name(self) -> str:
