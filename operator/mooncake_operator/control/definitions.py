@@ -27,8 +27,8 @@ _AGAIN_S = 1.0
 _NAMED = 5
 _SELECTOR = "spec.clusterRef.name"
 REMEDY = (
-    "apply the definitions of this version before its operator: kubectl apply --server-side -f crds/"
-    " (the chart does with crds.install=true)"
+    "apply the definitions of this version before its operator:"
+    " kubectl apply --server-side --force-conflicts -f crds/ (the chart does with crds.install=true)"
 )
 
 

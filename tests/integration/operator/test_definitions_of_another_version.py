@@ -94,6 +94,6 @@ def test_an_operator_that_came_before_its_definitions_says_what_to_apply_and_end
         assert operator.process.returncode == 1
         (end,) = operator.said("the operator ends")
         assert f"{POOLS} lacks status.lastFailures, status.recreations[].pairing" in end["why"]
-        assert "kubectl apply --server-side -f crds/" in end["why"]
+        assert "kubectl apply --server-side --force-conflicts -f crds/" in end["why"]
     finally:
         operator.kill()
