@@ -65,7 +65,7 @@ bench-sim: $(STAMP) ## the simulator against the papers' figures and the goals (
 	$(BIN)/python -P benchmarks/simulator
 
 evaluation: $(STAMP) ## run bench-sim whole and write docs/evaluation.md from its rows
-	-$(BIN)/python -P benchmarks/simulator --json benchmarks/simulator/found.json
+	-$(BIN)/python -P benchmarks/simulator --only '*' --json benchmarks/simulator/found.json
 	$(BIN)/python -P benchmarks/simulator/page.py
 
 check: $(STAMP) ## static checks: lint, format, types, imports, spelling, generated files

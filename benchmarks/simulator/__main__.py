@@ -16,7 +16,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
-from groups import GROUPS
+from groups import GROUPS, TOLD
 from groups.speed import WITH_ADMISSION
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
@@ -35,12 +35,13 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, default=5, help="runs of each set-up (default: %(default)s)")
     parser.add_argument("--jobs", type=int, default=cores(), help="processes at once (default: %(default)s)")
     parser.add_argument(
-        "--only", default="*", metavar="PATTERN",
-        help=f"groups of rows, with commas, * for any text: {', '.join(GROUPS)}",
+        "--only", metavar="PATTERN",
+        help=f"groups of rows, with commas, * for any text: {', '.join(GROUPS)} "
+        f"(default: all but {', '.join(sorted(TOLD))})",
     )  # fmt: skip
     parser.add_argument("--json", type=Path, help="keep the rows here too, by groups; other groups stay")
     options = parser.parse_args()
-    patterns = options.only.split(",")
+    patterns = options.only.split(",") if options.only else [name for name in GROUPS if name not in TOLD]
     wanted = [name for name in GROUPS if any(fnmatch(name, pattern) for pattern in patterns)]
     if unknown := [p for p in patterns if not any(fnmatch(name, p) for name in GROUPS)]:
         parser.error(f"--only {','.join(unknown)}: write some of {', '.join(GROUPS)}")

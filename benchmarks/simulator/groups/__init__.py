@@ -22,3 +22,6 @@ GROUPS: dict[str, Group] = {
         peers_alone, pipeline, pipeline_shapes, overload, as_drafted, promotion, same, speed,
     )
 }  # fmt: skip
+
+TOLD = {"peers-alone", "pipeline-shapes"}
+"""Groups without a row that is judged, and with many runs: run where they are asked for."""
