@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from mooncake_simulator.cluster.cluster import ClusterSpec
 from mooncake_simulator.cluster.outcome import Result
+from mooncake_simulator.cluster.replicas import Replicas
 from mooncake_simulator.cluster.series import Load
 
 _QUANTILES = 200
@@ -26,6 +27,7 @@ class Curves:
     answered: float
     """Share of the requests that got an answer: where the curve of the TTFT ends."""
     load: Load | None
+    replicas: Replicas | None
     prompt_tokens: dict[str, int] = field(default_factory=dict)
     """Where the prompts' KV came from; what was computed is the last."""
     refused_by_reason: dict[str, int] = field(default_factory=dict)
@@ -44,6 +46,7 @@ def curves_of(spec: ClusterSpec, result: Result) -> Curves:
         tbt_error_s=_thinned(tbt_errors_s),
         answered=len(ttfts_s) / max(1, result.requests),
         load=result.load and _coarser(result.load),
+        replicas=result.replicas,
         prompt_tokens=_sources(spec, result),
         refused_by_reason=result.refused_by_reason,
         promoted_blocks=_promoted(result),

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from statistics import fmean
 
 from mooncake_core.percentiles import percentile
+from mooncake_simulator.cluster.replicas import Replicas
 from mooncake_simulator.cluster.series import Load, swing
 from mooncake_simulator.cluster.tiers import TierUse
 
@@ -79,6 +80,8 @@ class Result:
     """Of both stages, from the start of the trace to its last arrival."""
     tiers: TierUse | None = None
     """Where a shared store has tiers."""
+    replicas: Replicas | None = None
+    """Of popular blocks, over time."""
 
     @property
     def requests(self) -> int:

@@ -68,9 +68,10 @@ class Residency:
         for block in list(self._held[instance]):
             self._forget(instance, block)
 
-    def holders(self, block: int) -> int:
-        """How many instances have a block."""
-        return self._present.get(block, 0).bit_count()
+    def holders(self, block: int, instances: int | None = None) -> int:
+        """How many instances have a block, of the first so many or of all."""
+        held = self._present.get(block, 0)
+        return (held if instances is None else held & ((1 << instances) - 1)).bit_count()
 
     def _forget(self, instance: int, block: int) -> None:
         del self._held[instance][block]

@@ -23,6 +23,7 @@ from mooncake_simulator.cluster.coupled import Chunked, PrefillFirst
 from mooncake_simulator.cluster.links import Link
 from mooncake_simulator.cluster.outcome import Outcome, Result
 from mooncake_simulator.cluster.prefill import Job, PrefillQueue
+from mooncake_simulator.cluster.replicas import ReplicaWatch
 from mooncake_simulator.cluster.reports import LateLoads
 from mooncake_simulator.cluster.residency import Residency
 from mooncake_simulator.cluster.series import Load, Series
@@ -134,6 +135,8 @@ class _Simulation:
             self.late.look_at([outcome.arrival_s for outcome in self.outcomes])
         if self.tiers is not None and self.outcomes:
             self.tiers.look_ahead_until(self.outcomes[-1].arrival_s)
+        last_s = max([outcome.arrival_s for outcome in self.outcomes], default=0.0)
+        watch = ReplicaWatch(self.agenda, self.residency, self.spec.prefill, requests, last_s)
         self.agenda.run()
         return Result(
             self.outcomes,
@@ -146,6 +149,7 @@ class _Simulation:
             sum([batch.put_off for batch in self.batches]),
             self._load(),
             None if self.tiers is None else self.tiers.used(),
+            watch.seen,
         )
 
     def _arrive(self, name: str, request: Request, outcome: Outcome) -> None:

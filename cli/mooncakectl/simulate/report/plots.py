@@ -40,6 +40,7 @@ def plots(answers: Sequence[Answer], drawn: Sequence[int]) -> list[Plot]:
         *_sweep(answers),
         _loads(chosen),
         _sources(chosen),
+        _replicas(chosen),
         _promotions(chosen),
         _refusals(chosen),
         _errors(chosen),
@@ -142,8 +143,8 @@ def _loads(chosen: Sequence[tuple[str, Answer]]) -> Plot | None:
         if load is None or len(load.prefill) < 2:
             continue
         span_s = len(load.prefill) * load.window_s
-        unit_s, unit = (60.0, "min") if span_s >= 300 else (1.0, "s")
-        x = axes.Axis(0, span_s / unit_s, *svg.SMALL.across(), f"{unit} since the first request", axes.plain)
+        unit_s, unit = _unit(span_s)
+        x = axes.Axis(0, span_s / unit_s, *svg.SMALL.across(), unit, axes.plain)
         y = axes.Axis(0, 1, *svg.SMALL.upwards(), "", axes.percent)
         each = (load.prefill, load.decode, load.kv)
         lines = [
@@ -168,6 +169,39 @@ def _sources(chosen: Sequence[tuple[str, Answer]]) -> Plot | None:
         sizes.append([tokens.get(part, 0) / total if total else 0.0 for part in parts])
     told = "Of the prompt tokens that were prefilled: what was found, and where; the rest was computed."
     return _bars("Where prompts came from", told, [n for n, _ in chosen], parts, sizes, 1.0, axes.percent)
+
+
+def _replicas(chosen: Sequence[tuple[str, Answer]]) -> Plot | None:
+    drawn, rows, legend = [], [], dict[str, None]()
+    for name, answer in chosen:
+        seen = answer.curves.replicas
+        if seen is None or not seen.holders or not seen.every_s:
+            continue
+        most = answer.question.spec.prefill
+        samples = len(next(iter(seen.holders.values())))
+        unit_s, unit = _unit(samples * seen.every_s)
+        x = axes.Axis(0, samples * seen.every_s / unit_s, *svg.SMALL.across(), unit, axes.plain)
+        y = axes.Axis(0, most, *svg.SMALL.upwards(), "", axes.plain, whole=True)
+        lines = []
+        for colour, (rank, counts) in enumerate(seen.holders.items()):
+            called = f"block of rank {rank:,}"
+            legend[called] = None
+            points = [((at + 1) * seen.every_s / unit_s, float(count)) for at, count in enumerate(counts)]
+            lines.append(svg.Line(called, points, colour))
+            rows.append(
+                [name, f"{rank:,}", f"{sum(counts) / samples:.1f}", str(max(counts)), str(counts[-1])]
+            )
+        drawn.append((name, svg.line_plot(f"Replicas over time, {name}", lines, x, y, frame=svg.SMALL)))
+    if not drawn:
+        return None
+    told = "Prefill instances that hold a popular block; the rank is that of how often the trace asks for it."
+    head = ["run", "rank", "mean", "most", "at the end"]
+    return Plot("Replicas of hot blocks", told, drawn, list(legend), head, rows)
+
+
+def _unit(span_s: float) -> tuple[float, str]:
+    """How time is counted on an axis that long."""
+    return (60.0, "min since the first request") if span_s >= 300 else (1.0, "s since the first request")
 
 
 def _promotions(chosen: Sequence[tuple[str, Answer]]) -> Plot | None:
