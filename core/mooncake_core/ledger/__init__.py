@@ -1,6 +1,13 @@
 """The ledger: what is promised to each instance and not yet finished."""
 
-from mooncake_core.ledger.contract import InstanceLoad, Ledger, Limits, RefusalReason, Reservation
+from mooncake_core.ledger.contract import (
+    InstanceLoad,
+    Ledger,
+    Limits,
+    RefusalReason,
+    Reservation,
+    SeatLimits,
+)
 from mooncake_core.ledger.memory import MemoryLedger
 from mooncake_core.ledger.reading import ledger_prefix, promised
 from mooncake_core.ledger.redis import RedisLedger
@@ -14,6 +21,7 @@ __all__ = [
     "RedisLedger",
     "RefusalReason",
     "Reservation",
+    "SeatLimits",
     "Waiting",
     "ledger_prefix",
     "promised",

@@ -10,7 +10,7 @@ from heapq import merge
 from math import inf
 
 from mooncake_core.ledger.book import Book, Entry, microseconds, sorted_ends
-from mooncake_core.ledger.contract import InstanceLoad, Limits, RefusalReason, Reservation
+from mooncake_core.ledger.contract import InstanceLoad, Limits, RefusalReason, Reservation, SeatLimits
 from mooncake_core.ledger.share import Ends, Share
 
 
@@ -86,6 +86,16 @@ class Sum:
         """KV tokens of these requests."""
         return self._still.kv_tokens
 
+    @property
+    def batch(self) -> int:
+        """Requests in decode."""
+        return self._still.batch
+
+    @property
+    def decoding_kv_tokens(self) -> int:
+        """KV tokens of those in decode."""
+        return self._still.kv_tokens - sum([tokens for _, _, tokens in self._still.prefill_ends])
+
 
 def _add_ends(all_ends: Sequence[Ends]) -> Ends:
     filled = [ends for ends in all_ends if ends]
@@ -132,12 +142,29 @@ class Board:
         """The turn of a prefill of the own book has come; None when it did not wait, or is unknown."""
         return self.book.begin_prefill(reservation_id, now_s)
 
-    def finish_prefill(self, reservation_id: str, now_s: float) -> Entry | None:
-        """A prefill of the own book ended; None when that was known, or it is unknown."""
+    def finish_prefill(self, reservation_id: str, now_s: float, *, held: bool = False) -> Entry | None:
+        """A prefill of the own book ended (`Book.finish_prefill`); None when that was known, or no such."""
         entry = self.book.get(reservation_id)
         if entry is not None and entry.prefilling:
             self._leaves_queue(entry, now_s)
-        return self.book.finish_prefill(reservation_id, now_s)
+        return self.book.finish_prefill(reservation_id, now_s, held=held)
+
+    def held(self, reservation_id: str) -> Entry:
+        """A reservation of the own book that waits for a place.
+
+        Raises:
+            LookupError: no such reservation waits.
+        """
+        entry = self.book.get(reservation_id)
+        if entry is None or entry.prefilling or entry.decoding:
+            raise LookupError(f"no reservation {reservation_id} waits for a place to decode")
+        return entry
+
+    def seat_exceeded(self, kv_tokens: int, decode: str, limits: SeatLimits) -> RefusalReason | None:
+        """Which bound a request with so much KV would break at a decode instance; None when it fits."""
+        self._add_up()
+        there = self._sums.get(decode, _IDLE)
+        return limits.exceeded(there.batch, there.decoding_kv_tokens, kv_tokens)
 
     def drop(self, reservation_id: str, now_s: float) -> Entry | None:
         """A request of the own book ended. Its entry as it stood; None when it is unknown."""

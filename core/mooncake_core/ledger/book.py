@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from math import inf
 
 import msgspec
+from msgspec.structs import replace
 
 from mooncake_core.ledger.contract import BUCKET_S, Reservation
 from mooncake_core.ledger.share import Ends, Queued, Share, Waiting
@@ -21,10 +22,14 @@ class Entry(msgspec.Struct, gc=False):
     reservation: Reservation
     reserved_s: float
     cost_us: int
+    arrival_bucket: int
+    """When decode is predicted to begin; of a prompt that was computed and is held, when that was."""
     decode_bucket: int
     begun_s: float
     """When its prefill was handed to its instance; inf = it waits for its turn."""
     prefilling: bool = True
+    decoding: bool = False
+    """Neither: it was prefilled, and is held until it has a place to decode."""
 
     @property
     def queue(self) -> str:
@@ -130,6 +135,7 @@ class Book:
             now_s,
             # Never 0: a queued prefill must show in the sum that is kept by instance in Redis.
             max(1, microseconds(reservation.prefill_cost_s)),
+            bucket_of(reservation.prefill_end_s),
             bucket_of(reservation.decode_end_s),
             inf if reservation.waits else now_s,
         )
@@ -141,9 +147,8 @@ class Book:
         else:
             queue.queue[reservation.id] = (now_s, entry.cost_us)
         queue.queued_tokens += reservation.prefill_tokens
-        decode.arriving += 1
         decode.kv_tokens += reservation.kv_tokens
-        _count(decode.prefill_ends, bucket_of(reservation.prefill_end_s), 1, reservation.kv_tokens)
+        self._join_arriving(entry, decode)
         _count(decode.decode_ends, entry.decode_bucket, 1, reservation.kv_tokens)
         return entry
 
@@ -158,23 +163,53 @@ class Book:
         entry.begun_s = now_s
         return entry
 
-    def finish_prefill(self, reservation_id: str, now_s: float) -> Entry | None:
-        """Move a request from prefill to decode; None when it is unknown or already there.
+    def finish_prefill(self, reservation_id: str, now_s: float, *, held: bool = False) -> Entry | None:
+        """A request's prompt is computed; None when it is unknown or that is known already.
 
-        Its decode is as long as predicted but begins now, so its predicted end moves along.
+        It decodes from now on, or counts as arriving until it is given a place.
+
+        Args:
+            reservation_id: of the request.
+            now_s: when it is.
+            held: it waits for a place (`seat`).
         """
         entry = self._entries.get(reservation_id)
         if entry is None or not entry.prefilling:
             return None
         reservation = entry.reservation
-        decode = self._leave_prefill(entry)
+        self._leave_queue(entry)
         entry.prefilling = False
-        decode.batch += 1
-        _count(decode.decode_ends, entry.decode_bucket, -1, -reservation.kv_tokens)
-        entry.decode_bucket = bucket_of(
-            now_s + max(0.0, reservation.decode_end_s - reservation.prefill_end_s)
-        )
-        _count(decode.decode_ends, entry.decode_bucket, 1, reservation.kv_tokens)
+        decode = self._tally(reservation.decode)
+        self._leave_arriving(entry, decode)
+        self._leave_ends(entry, decode)
+        if held:
+            entry.arrival_bucket = bucket_of(now_s)
+            self._join_arriving(entry, decode)
+        else:
+            entry.decoding = True
+            decode.batch += 1
+        self._join_ends(entry, decode, now_s)
+        return entry
+
+    def seat(self, reservation_id: str, decode: str, now_s: float) -> Entry | None:
+        """Give a request that waits its place at a decode instance, maybe another one than was promised.
+
+        None when it is unknown or does not wait. Its decode is as long as predicted and begins now.
+        """
+        entry = self._entries.get(reservation_id)
+        if entry is None or entry.prefilling or entry.decoding:
+            return None
+        before = self._tally(entry.reservation.decode)
+        self._leave_arriving(entry, before)
+        self._leave_ends(entry, before)
+        before.kv_tokens -= entry.reservation.kv_tokens
+        if decode != entry.reservation.decode:
+            entry.reservation = replace(entry.reservation, decode=decode)
+        entry.decoding = True
+        tally = self._tally(decode)
+        tally.batch += 1
+        tally.kv_tokens += entry.reservation.kv_tokens
+        self._join_ends(entry, tally, now_s)
         return entry
 
     def drop(self, reservation_id: str) -> Entry | None:
@@ -182,14 +217,15 @@ class Book:
         entry = self._entries.pop(reservation_id, None)
         if entry is None:
             return None
-        reservation = entry.reservation
         if entry.prefilling:
-            decode = self._leave_prefill(entry)
-        else:
-            decode = self._tally(reservation.decode)
+            self._leave_queue(entry)
+        decode = self._tally(entry.reservation.decode)
+        if entry.decoding:
             decode.batch -= 1
-        decode.kv_tokens -= reservation.kv_tokens
-        _count(decode.decode_ends, entry.decode_bucket, -1, -reservation.kv_tokens)
+        else:
+            self._leave_arriving(entry, decode)
+        decode.kv_tokens -= entry.reservation.kv_tokens
+        self._leave_ends(entry, decode)
         return entry
 
     def oldest_s(self, instance: str) -> float:
@@ -222,19 +258,33 @@ class Book:
             )
         return tally.share
 
-    def _leave_prefill(self, entry: Entry) -> _Tally:
-        """Take a prefill out of its queue; returns the tally of the decode instance."""
-        reservation = entry.reservation
-        decode = self._tally(reservation.decode)
-        queue = self._tally(reservation.prefill) if reservation.prefill else decode
-        if entry.begun_s == inf:
-            del queue.waiting[reservation.id]
-        else:
-            del queue.queue[reservation.id]
-        queue.queued_tokens -= reservation.prefill_tokens
+    def _leave_queue(self, entry: Entry) -> None:
+        queue = self._tally(entry.queue)
+        del (queue.waiting if entry.begun_s == inf else queue.queue)[entry.reservation.id]
+        queue.queued_tokens -= entry.reservation.prefill_tokens
+
+    @staticmethod
+    def _join_arriving(entry: Entry, decode: _Tally) -> None:
+        decode.arriving += 1
+        _count(decode.prefill_ends, entry.arrival_bucket, 1, entry.reservation.kv_tokens)
+
+    @staticmethod
+    def _leave_arriving(entry: Entry, decode: _Tally) -> None:
         decode.arriving -= 1
-        _count(decode.prefill_ends, bucket_of(reservation.prefill_end_s), -1, -reservation.kv_tokens)
-        return decode
+        _count(decode.prefill_ends, entry.arrival_bucket, -1, -entry.reservation.kv_tokens)
+
+    @staticmethod
+    def _join_ends(entry: Entry, decode: _Tally, begins_s: float) -> None:
+        """Its decode is as long as predicted, from the moment at which it begins."""
+        reservation = entry.reservation
+        entry.decode_bucket = bucket_of(
+            begins_s + max(0.0, reservation.decode_end_s - reservation.prefill_end_s)
+        )
+        _count(decode.decode_ends, entry.decode_bucket, 1, reservation.kv_tokens)
+
+    @staticmethod
+    def _leave_ends(entry: Entry, decode: _Tally) -> None:
+        _count(decode.decode_ends, entry.decode_bucket, -1, -entry.reservation.kv_tokens)
 
     def _tally(self, instance: str) -> _Tally:
         """The tally of an instance, about to be changed."""

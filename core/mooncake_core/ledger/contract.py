@@ -64,6 +64,37 @@ class Limits(msgspec.Struct, frozen=True, gc=False):
     """KV tokens that fit on the decode instance; 0 = no bound."""
 
 
+class SeatLimits(msgspec.Struct, frozen=True, gc=False):
+    """What a decode instance may carry, checked by `seat` atomically over all schedulers.
+
+    Only what decodes there counts, not what is promised; an empty instance takes whatever comes.
+    """
+
+    batch: int = 0
+    """Most requests decoding; 0 = no bound."""
+    kv_tokens: int = 0
+    """KV tokens that fit, each request with its predicted output; 0 = no bound."""
+    step_s: float = inf
+    """Longest time between tokens: `base_s + request_s · batch + token_s · kv_tokens` must not exceed it."""
+    base_s: float = 0.0
+    request_s: float = 0.0
+    token_s: float = 0.0
+
+    def exceeded(self, batch: int, kv_tokens: int, need_tokens: int) -> RefusalReason | None:
+        """Which bound one more request breaks, beside those that decode; None when it fits."""
+        if batch <= 0:
+            return None
+        if self.batch and batch + 1 > self.batch:
+            return RefusalReason.TBT
+        if self.step_s != inf:
+            step_s = self.base_s + self.request_s * (batch + 1) + self.token_s * (kv_tokens + need_tokens)
+            if step_s > self.step_s:
+                return RefusalReason.TBT
+        if self.kv_tokens and kv_tokens + need_tokens > self.kv_tokens:
+            return RefusalReason.KV_MEMORY
+        return None
+
+
 class InstanceLoad(msgspec.Struct, frozen=True, gc=False):
     """Work promised to one instance and not yet finished, at one moment."""
 
@@ -74,7 +105,7 @@ class InstanceLoad(msgspec.Struct, frozen=True, gc=False):
     batch: int = 0
     """Requests in decode."""
     arriving: int = 0
-    """Requests promised to this decode instance whose prefill has not ended."""
+    """Requests promised to this decode instance that do not decode yet: in prefill, or held."""
     kv_tokens: int = 0
     """KV tokens of the batch and of those arriving."""
     prefill_ends: Sequence[tuple[int, int, int]] = ()
@@ -107,8 +138,22 @@ class Ledger(Protocol):
     def prefill_begun(self, reservation_id: str, now_s: float) -> None:
         """The turn of a prefill that `waits` has come: it was handed to its instance. Idempotent."""
 
-    def prefill_finished(self, reservation_id: str, now_s: float) -> None:
-        """The prefill ended: its seconds leave the queue, the request counts as decoding. Idempotent."""
+    def prefill_finished(self, reservation_id: str, now_s: float, *, held: bool = False) -> None:
+        """The prefill ended: its seconds leave the queue, the request counts as decoding. Idempotent.
+
+        Where it is `held` it counts as arriving until `seat` has given it a place.
+        """
+
+    async def seat(
+        self, reservation_id: str, decode: str, limits: SeatLimits, now_s: float
+    ) -> RefusalReason | None:
+        """Give a request that waits a place at a decode instance, if the limits hold there now: atomic.
+
+        The instance may be another one than was reserved. None where it decodes now; otherwise it waits on.
+
+        Raises:
+            LookupError: no such reservation waits.
+        """
 
     def release(self, reservation_id: str, now_s: float) -> None:
         """The request ended in whichever way: all it held is free. Idempotent, never blocks, never lost.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from mooncake_core.ledger.board import Board
-from mooncake_core.ledger.contract import InstanceLoad, Limits, RefusalReason, Reservation
+from mooncake_core.ledger.contract import InstanceLoad, Limits, RefusalReason, Reservation, SeatLimits
 
 
 class MemoryLedger:
@@ -28,8 +28,17 @@ class MemoryLedger:
     def prefill_begun(self, reservation_id: str, now_s: float) -> None:
         self._board.begin_prefill(reservation_id, now_s)
 
-    def prefill_finished(self, reservation_id: str, now_s: float) -> None:
-        self._board.finish_prefill(reservation_id, now_s)
+    def prefill_finished(self, reservation_id: str, now_s: float, *, held: bool = False) -> None:
+        self._board.finish_prefill(reservation_id, now_s, held=held)
+
+    async def seat(
+        self, reservation_id: str, decode: str, limits: SeatLimits, now_s: float
+    ) -> RefusalReason | None:
+        entry = self._board.held(reservation_id)
+        refused = self._board.seat_exceeded(entry.reservation.kv_tokens, decode, limits)
+        if refused is None:
+            self._board.book.seat(reservation_id, decode, now_s)
+        return refused
 
     def release(self, reservation_id: str, now_s: float) -> None:
         self._board.drop(reservation_id, now_s)

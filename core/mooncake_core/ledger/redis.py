@@ -13,7 +13,7 @@ import msgspec
 
 from mooncake_core.ledger.board import Board
 from mooncake_core.ledger.book import Entry, microseconds
-from mooncake_core.ledger.contract import InstanceLoad, Limits, RefusalReason, Reservation
+from mooncake_core.ledger.contract import InstanceLoad, Limits, RefusalReason, Reservation, SeatLimits
 from mooncake_core.ledger.scripts import (
     BATCH_FULL,
     BEAT,
@@ -24,6 +24,7 @@ from mooncake_core.ledger.scripts import (
     POST,
     QUEUE_FULL,
     RESERVE,
+    SEAT,
     STALE,
     TAKEN,
 )
@@ -144,10 +145,52 @@ class RedisLedger:
             return
         self._send(BEGIN, entry.reservation.id, repr(now_s), entry.queue, entry.cost_us)
 
-    def prefill_finished(self, reservation_id: str, now_s: float) -> None:
-        entry = self._board.finish_prefill(reservation_id, now_s)
+    def prefill_finished(self, reservation_id: str, now_s: float, *, held: bool = False) -> None:
+        entry = self._board.finish_prefill(reservation_id, now_s, held=held)
         if entry is not None:
-            self._tell(entry, now_s, leaves_prefill=True, ends=False)
+            self._tell(entry, now_s, leaves_prefill=True, starts=not held)
+
+    async def seat(
+        self, reservation_id: str, decode: str, limits: SeatLimits, now_s: float
+    ) -> RefusalReason | None:
+        """As the contract says.
+
+        Raises:
+            ConnectionError: Redis is away or too slow; `seat_locally` can be asked instead.
+            LookupError: no such reservation waits.
+        """
+        entry = self._board.held(reservation_id)
+        for _ in range(2):
+            await self._post_if_unsure()
+            generation = self._generation
+            reply = await self._ask(SEAT, self._seat_arguments(entry, decode, limits))
+            if reply != STALE:
+                break
+            self._unsure = self._unsure or generation == self._generation
+        if reply in _REASONS:
+            return _REASONS[reply]
+        taken = reply == TAKEN and self._board.book.seat(reservation_id, decode, now_s) is not None
+        if not taken or generation != self._generation:
+            # Redis is not as the own table is: replaced meanwhile, or the request ended while it was asked.
+            self._unsure = True
+        if reply != TAKEN:
+            raise ConnectionError("the ledger's table is being replaced faster than it can be used")
+        return None
+
+    def seat_locally(
+        self, reservation_id: str, decode: str, limits: SeatLimits, now_s: float
+    ) -> RefusalReason | None:
+        """Seat by this process's mirror alone, for when `seat` raises ConnectionError.
+
+        Raises:
+            LookupError: no such reservation waits.
+        """
+        entry = self._board.held(reservation_id)
+        refused = self._board.seat_exceeded(entry.reservation.kv_tokens, decode, limits)
+        if refused is None:
+            self._board.book.seat(reservation_id, decode, now_s)
+            self._unsure = True
+        return refused
 
     def release(self, reservation_id: str, now_s: float) -> None:
         entry = self._board.drop(reservation_id, now_s)
@@ -211,18 +254,40 @@ class RedisLedger:
             limits.kv_tokens,
             b"+inf" if reservation.waits else repr(now_s),
         )
+        return await self._ask(RESERVE, arguments), generation
+
+    def _seat_arguments(self, entry: Entry, decode: str, limits: SeatLimits) -> tuple[object, ...]:
+        return (
+            self.incarnation,
+            self._generation,
+            entry.reservation.decode,
+            decode,
+            entry.reservation.kv_tokens,
+            limits.batch,
+            limits.kv_tokens,
+            -1 if limits.step_s == inf else repr(limits.step_s),
+            repr(limits.base_s),
+            repr(limits.request_s),
+            repr(limits.token_s),
+        )
+
+    async def _ask(self, script: Script, arguments: tuple[object, ...]) -> int:
+        """Ask for something that changes the row.
+
+        Raises:
+            ConnectionError: it was not answered; it may have been carried out all the same.
+        """
         try:
-            reply = await self._client.eval(RESERVE, self._keys, arguments, timeout_s=self._budget_s)
-        except ReplyError as error:
-            self._unsure = True
-            raise ConnectionError(f"Redis refuses the ledger: {error}") from error
+            reply = await self._eval(script, *arguments, timeout_s=self._budget_s)
         except BaseException:
-            # Whether it was carried out is not known, also when the caller was cancelled.
+            # Also when the caller was cancelled.
             self._unsure = True
             raise
-        return int(reply), generation
+        return int(reply)
 
-    def _tell(self, entry: Entry, now_s: float, *, leaves_prefill: bool, ends: bool) -> None:
+    def _tell(
+        self, entry: Entry, now_s: float, *, leaves_prefill: bool, starts: bool = False, ends: bool = False
+    ) -> None:
         reservation = entry.reservation
         self._send(
             END,
@@ -230,8 +295,10 @@ class RedisLedger:
             repr(now_s),
             entry.queue if leaves_prefill else b"",
             entry.cost_us if leaves_prefill else b"",
-            reservation.decode if ends else b"",
-            reservation.kv_tokens if ends else b"",
+            reservation.decode,
+            reservation.kv_tokens,
+            int(starts),
+            (b"decode" if entry.decoding else b"promise") if ends else b"",
         )
 
     def _send(self, script: Script, *arguments: str | int | bytes) -> None:
@@ -258,13 +325,15 @@ class RedisLedger:
     async def _post(self) -> None:
         """Replace what Redis holds of this incarnation by the own table, under a new generation."""
         prefills = []
-        decodes: dict[str, tuple[int, int]] = {}
+        decodes: dict[str, list[int]] = {}
         for entry in self._board.book.entries():
             reservation = entry.reservation
             if entry.prefilling:
                 prefills.append((entry.queue, repr(entry.begun_s), reservation.id, str(entry.cost_us)))
-            requests, kv_tokens = decodes.get(reservation.decode, (0, 0))
-            decodes[reservation.decode] = (requests + 1, kv_tokens + reservation.kv_tokens)
+            sums = decodes.setdefault(reservation.decode, [0, 0, 0, 0])
+            for at in (0, 2) if entry.decoding else (0,):
+                sums[at] += 1
+                sums[at + 1] += reservation.kv_tokens
         since = [(instance, repr(since_s)) for instance, since_s in self._board.since_s.items()]
         table = _encode((prefills, [(instance, *sums) for instance, sums in decodes.items()], since))
         # Before anything is awaited: what changes from here on is sent after the table, under its generation.

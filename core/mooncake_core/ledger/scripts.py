@@ -5,7 +5,8 @@ Below one prefix (a hash tag, so that all lie in one slot):
 - `incs`            set of incarnations that have something to say
 - `alive:<inc>`     heartbeat of an incarnation; it expires by Redis' own clock
 - `row:<inc>`       hash: `gen` (which posting of the incarnation's table this is), and by instance `q:`
-                    queued microseconds of prefill, `n:` requests promised to decode, `k:` their KV tokens
+                    queued microseconds of prefill, `n:` requests promised to decode, `k:` their KV tokens,
+                    `s:` those of them that decode, `t:` the KV tokens of these
 - `queue:<inst>`    sorted set of prefills not finished at an instance: `<inc>|<reservation>|<microseconds>`,
                     by when they were handed to it; those whose turn has not come stand at +inf
 - `since`           hash: since when the oldest prefill of an instance is the oldest (seconds)
@@ -23,7 +24,7 @@ from mooncake_core.resp import Script
 STALE = 9
 """Reply of a script whose incarnation was reaped, or whose table was posted again since."""
 TAKEN, QUEUE_FULL, BATCH_FULL, KV_FULL = 0, 1, 2, 3
-"""Replies of RESERVE."""
+"""Replies of RESERVE and SEAT."""
 
 _STRIKE = """
 local function head(inst)
@@ -97,9 +98,48 @@ return 0
 )
 """ARGV: inc, gen, reservation, now, queue instance, cost in microseconds."""
 
+SEAT = Script(
+    """
+local p, inc, gen, was, decode, kv = KEYS[1], unpack(ARGV, 1, 5)
+local most_batch, most_kv = tonumber(ARGV[6]), tonumber(ARGV[7])
+local most_s, base_s = tonumber(ARGV[8]), tonumber(ARGV[9])
+local request_s, token_s = tonumber(ARGV[10]), tonumber(ARGV[11])
+local row = p .. 'row:' .. inc
+if redis.call('HGET', row, 'gen') ~= gen then return 9 end
+local batch, tokens = 0, 0
+for _, each in ipairs(redis.call('SMEMBERS', p .. 'incs')) do
+  local had = redis.call('HMGET', p .. 'row:' .. each, 's:' .. decode, 't:' .. decode)
+  batch = batch + tonumber(had[1] or 0)
+  tokens = tokens + tonumber(had[2] or 0)
+end
+if batch > 0 then
+  if most_batch > 0 and batch + 1 > most_batch then return 2 end
+  if most_s >= 0 and base_s + request_s * (batch + 1) + token_s * (tokens + tonumber(kv)) > most_s then
+    return 2
+  end
+  if most_kv > 0 and tokens + tonumber(kv) > most_kv then return 3 end
+end
+local function add(field, by)
+  if redis.call('HINCRBY', row, field, by) == 0 then redis.call('HDEL', row, field) end
+end
+if was ~= decode then
+  add('n:' .. was, -1)
+  add('k:' .. was, -tonumber(kv))
+  add('n:' .. decode, 1)
+  add('k:' .. decode, tonumber(kv))
+end
+add('s:' .. decode, 1)
+add('t:' .. decode, tonumber(kv))
+return 0
+"""
+)
+"""ARGV: inc, gen, decode instance that was promised, the one to decode at, KV tokens, then the bounds there:
+batch (0 = none), KV tokens (0 = none), seconds of a step (-1 = none) and what a step, a request of its batch
+and a token of KV take of them."""
+
 END = Script(
     """
-local p, inc, gen, rid, now, queue, cost, decode, kv = KEYS[1], unpack(ARGV)
+local p, inc, gen, rid, now, queue, cost, decode, kv, starts, ends = KEYS[1], unpack(ARGV)
 local row = p .. 'row:' .. inc
 if redis.call('HGET', row, 'gen') ~= gen then return 9 end
 local function less(field, by)
@@ -113,15 +153,24 @@ if queue ~= '' then
   if redis.call('EXISTS', name) == 0 then redis.call('HDEL', p .. 'since', queue)
   elseif rank == 0 then redis.call('HSET', p .. 'since', queue, now) end
 end
-if decode ~= '' then
+if starts == '1' then
+  redis.call('HINCRBY', row, 's:' .. decode, 1)
+  redis.call('HINCRBY', row, 't:' .. decode, kv)
+end
+if ends ~= '' then
   less('n:' .. decode, 1)
   less('k:' .. decode, kv)
+end
+if ends == 'decode' then
+  less('s:' .. decode, 1)
+  less('t:' .. decode, kv)
 end
 return 0
 """
 )
-"""ARGV: inc, gen, reservation, now, then queue instance and cost (where the prefill ends, else empty), then
-decode instance and KV tokens (where the request ends, else empty)."""
+"""ARGV: inc, gen, reservation, now, queue instance and cost (where the prefill ends, else empty), decode
+instance and KV tokens, 1 where decode starts, and where the request ends: `decode` where it was decoding,
+`promise` where it was not, else empty."""
 
 POST = Script(
     "local p, inc, gen, ttl_ms = KEYS[1], unpack(ARGV, 1, 3)"
@@ -140,6 +189,7 @@ for _, entry in ipairs(table[1]) do
 end
 for _, entry in ipairs(table[2]) do
   redis.call('HSET', row, 'n:' .. entry[1], entry[2], 'k:' .. entry[1], entry[3])
+  if entry[4] > 0 then redis.call('HSET', row, 's:' .. entry[1], entry[4], 't:' .. entry[1], entry[5]) end
 end
 for _, entry in ipairs(table[3]) do
   local had = tonumber(redis.call('HGET', p .. 'since', entry[1]) or 0)
@@ -153,8 +203,9 @@ return 0
 """
 )
 """ARGV: inc, gen, heartbeat's life in ms, and msgpack of [[queue instance, handed over at, reservation,
-microseconds], …], [[decode instance, requests, KV tokens], …], [[queue instance, since], …], numbers of the
-first and the last as text. Replaces all that the incarnation holds."""
+microseconds], …], [[decode instance, requests, KV tokens, requests that decode, KV tokens of these], …],
+[[queue instance, since], …], numbers of the first and the last as text. Replaces all that the incarnation
+holds."""
 
 BEAT = Script(
     "local p, inc, gen, ttl_ms, now, version, snapshot = KEYS[1], unpack(ARGV, 1, 6)"

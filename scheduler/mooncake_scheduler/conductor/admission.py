@@ -21,6 +21,9 @@ from mooncake_scheduler.conductor.cost import CostModel
 from mooncake_scheduler.conductor.model import Ask, InstanceView, Placement, Refused, Stage, World
 from mooncake_scheduler.conductor.order import ROUNDING_S, QueueOrder
 from mooncake_scheduler.conductor.prediction import DecodeLoad, decode_at, decode_course, decode_now
+from mooncake_scheduler.conductor.waiting import LEAST_CHANCE, PlaceWaits
+
+_NOBODY_WAITED = PlaceWaits()
 
 
 class Admission(msgspec.Struct, frozen=True):
@@ -31,8 +34,19 @@ class Admission(msgspec.Struct, frozen=True):
     """Share of the TBT target and of HBM that is filled; the rest is room for KV growth."""
     order: QueueOrder | None = None
     """In which prefills take turns at an instance; None = as they came."""
+    holding: bool = False
+    """Whether prefilled requests wait for a place to decode (`conductor.holding`)."""
+    longest_hold_s: float = 60.0
+    """Most that it waits, also where the TTFT target leaves more: staged KV is not kept without end."""
 
-    def judge(self, ask: Ask, placement: Placement, world: World, share: float = 1.0) -> Refused | None:
+    def judge(
+        self,
+        ask: Ask,
+        placement: Placement,
+        world: World,
+        share: float = 1.0,
+        waits: PlaceWaits = _NOBODY_WAITED,
+    ) -> Refused | None:
         """None when the placement is admitted, else why not and when to come back.
 
         Never refuses where the instance is idle, nor on a prediction whose cost model is cold.
@@ -42,11 +56,29 @@ class Admission(msgspec.Struct, frozen=True):
             placement: What a policy chose for it.
             world: What was known when it chose.
             share: Part of the limits that this request may fill; under 1 for those refused first.
+            waits: How those fared lately who waited for a place to decode.
         """
         if self.mode is AdmissionMode.NONE:
             return None
         scene = Scene(ask, placement, world, self)
-        return scene.prefill_refusal(share) or scene.decode_refusal(share)
+        refused = scene.prefill_refusal(share)
+        if refused is not None:
+            return refused
+        if self._waits_for_a_place(placement):
+            return scene.wait_refusal(share, waits)
+        return scene.decode_refusal(share)
+
+    def wait_s(self, ask: Ask, placement: Placement, world: World, waits: PlaceWaits) -> float:
+        """Seconds that a request is predicted to wait for a place to decode once its prompt is computed."""
+        if not self._waits_for_a_place(placement):
+            return 0.0
+        if Scene(ask, placement, world, self).has_to_wait(1.0) is None:
+            return 0.0
+        return waits.expected_s(ask.prompt_tokens + ask.output_tokens, world.now_s)
+
+    def _waits_for_a_place(self, placement: Placement) -> bool:
+        """Whether KV is staged: an engine that does it all has nowhere to keep a request waiting."""
+        return self.holding and self.mode is AdmissionMode.PREDICTIVE and placement.prefill is not None
 
     def promised(self, ask: Ask, placement: Placement, world: World) -> Placement:
         """A placement that is admitted, with the TTFT that is promised for it and kept by the order of turns.
@@ -93,6 +125,9 @@ class Admission(msgspec.Struct, frozen=True):
         """
         if self.mode is AdmissionMode.NONE:
             return Limits()
+        if self._waits_for_a_place(placement):
+            # The place is taken when the prompt is computed, by `Ledger.seat`.
+            return Limits(Scene(ask, placement, world, self).queue_limit_s())
         return Scene(ask, placement, world, self).limits()
 
 
@@ -120,13 +155,13 @@ class Scene:
     def limits(self) -> Limits:
         """The bounds of the reservation."""
         load = self._seen_load()
-        return Limits(self._queue_limit_s(), self._batch_limit(load), self._kv_limit_tokens(load))
+        return Limits(self.queue_limit_s(), self._batch_limit(load), self._kv_limit_tokens(load))
 
     # Prefill
 
     def prefill_refusal(self, share: float) -> Refused | None:
         """A refusal for a TTFT beyond its limit; Retry-After is when enough of the queue has drained."""
-        limit_s = self._ttft_limit_s()
+        limit_s = self.ttft_limit_s()
         ttft_s = self._placement.ttft_s
         if limit_s is not None and ttft_s > share * limit_s:
             ttft_s = min(ttft_s, self._earliest_ttft_s())
@@ -138,7 +173,7 @@ class Scene:
 
     def promised(self) -> Placement:
         """`Admission.promised`, where there are an order and a target."""
-        placement, limit_s, order = self._placement, self._ttft_limit_s(), self._order
+        placement, limit_s, order = self._placement, self.ttft_limit_s(), self._order
         if limit_s is None or order is None or not self._knows_prefill():
             return placement
         if placement.ttft_s <= limit_s:
@@ -173,7 +208,7 @@ class Scene:
         """Of the prefill, what later stages take while the next one already runs: nobody queues for that."""
         return self._prefill_model().drain_s(self._ask.prompt_tokens, self._placement.prefix_tokens)
 
-    def _queue_limit_s(self) -> float:
+    def queue_limit_s(self) -> float:
         """`Limits.queued_s`: what the TTFT's limit leaves after the transfer.
 
         Where turns are taken in an order, it is what is queued and as much more as breaks no promise.
@@ -184,7 +219,7 @@ class Scene:
             newcomer = self._newcomer(now_s + placement.promised_ttft_s - placement.transfer_s)
             more_s = order.slack_s(load, newcomer, now_s) + ROUNDING_S
             return load.queued_s + placement.prefill_s - self._drain_s() + more_s
-        ttft_limit_s = self._ttft_limit_s()
+        ttft_limit_s = self.ttft_limit_s()
         if ttft_limit_s is None or not self._knows_prefill():
             return inf
         drain_s = self._drain_s()
@@ -192,7 +227,7 @@ class Scene:
         limit_s = ttft_limit_s - placement.transfer_s - drain_s
         return occupied_s if limit_s < occupied_s and self._prefill_idle() else limit_s
 
-    def _ttft_limit_s(self) -> float | None:
+    def ttft_limit_s(self) -> float | None:
         """The predicted TTFT with which the target is still met as often as promised.
 
         The other modes are the paper's, which take predictions at their word.
@@ -218,7 +253,7 @@ class Scene:
 
     def lost(self, reason: RefusalReason) -> Refused:
         """A refusal for a bound that a reservation met."""
-        limit_s = self._ttft_limit_s()
+        limit_s = self.ttft_limit_s()
         if reason is RefusalReason.TTFT and limit_s is not None:
             queue_s = self._prefill_load().queued_s
             ttft_s = queue_s + self._placement.transfer_s + self._placement.prefill_s
@@ -226,6 +261,28 @@ class Scene:
         else:
             wait_s = self._decode_wait_s(1.0)
         return self._refused(reason, wait_s, self._placement.tbt_s)
+
+    # Waiting for a place to decode
+
+    def has_to_wait(self, share: float) -> RefusalReason | None:
+        """What is predicted to be full when it reaches decode; None where it gets a place at once."""
+        load = self._seen_load()
+        return self._decode_reason(load, load.kv_tokens, share)
+
+    def wait_refusal(self, share: float, waits: PlaceWaits) -> Refused | None:
+        """A refusal where decode is full and no place is likely to be free before the first token is due."""
+        reason = self.has_to_wait(share)
+        if reason is None:
+            return None
+        limit_s = self.ttft_limit_s()
+        within_s = self._rules.longest_hold_s
+        if limit_s is not None:
+            within_s = min(within_s, share * limit_s - self._placement.ttft_s)
+        chance = waits.chance(self._need_tokens, within_s, self._world.now_s)
+        wait_s = self._decode_wait_s(share)
+        if wait_s <= within_s if chance is None else chance >= LEAST_CHANCE:
+            return None
+        return self._refused(reason, wait_s, self._tbt_s(self._seen_load()))
 
     # Decode
 

@@ -9,10 +9,12 @@ from typing import TypeAlias
 from msgspec.structs import replace
 
 from mooncake_core.config.scheduler import AdmissionMode
-from mooncake_core.ledger import Limits, RefusalReason, Reservation
+from mooncake_core.ledger import Limits, RefusalReason, Reservation, SeatLimits
+from mooncake_core.registry import Instance
 from mooncake_scheduler.conductor.admission import Admission
 from mooncake_scheduler.conductor.cost import Computed, CostFitting, CostModels, TransferFitting
 from mooncake_scheduler.conductor.fairness import LEAST_BESIDE_WANTING, FairShare, priority_share
+from mooncake_scheduler.conductor.holding import Held, Line, seat_limits
 from mooncake_scheduler.conductor.margin import TtftMargins
 from mooncake_scheduler.conductor.model import (
     Ask,
@@ -20,11 +22,13 @@ from mooncake_scheduler.conductor.model import (
     Placement,
     Policy,
     Refused,
+    Slo,
     Stage,
     World,
 )
 from mooncake_scheduler.conductor.order import QueueOrder
 from mooncake_scheduler.conductor.output import OutputPrediction
+from mooncake_scheduler.conductor.waiting import PlaceWaits
 
 _Propose: TypeAlias = Callable[[Ask, World, Chance], Iterator[Placement]]
 
@@ -71,6 +75,7 @@ class Conductor:
         self._fitting = CostFitting(costs)
         self._transfers = TransferFitting(costs)
         self._margins = TtftMargins(costs, ttft_percentile)
+        self._waits = PlaceWaits()
         self._priority_floor = priority_floor
         self._chance = chance
         self._propose: _Propose | None = getattr(policy, "propose", None)
@@ -91,7 +96,9 @@ class Conductor:
         for placement in proposals:
             refused = self._judge(ask, placement, world)
             if refused is None:
-                return self.admission.promised(ask, placement, world)
+                promised = self.admission.promised(ask, placement, world)
+                wait_s = self.admission.wait_s(ask, promised, world, self._waits)
+                return promised if wait_s == 0 else replace(promised, wait_s=wait_s)
             first = first or refused
         assert first is not None, "a policy proposes at least one placement"
         return first
@@ -100,17 +107,17 @@ class Conductor:
         """Admission; near the limit, tenants with more than their share give way to the others."""
         floor = self._priority_floor
         share = 1.0 if ask.priority >= floor else priority_share(ask.priority, floor)
-        judge = self.admission.judge
+        judge, waits = self.admission.judge, self._waits
         # Nobody is kept from this much, so that tenants are weighed against each other only near the limit.
-        if judge(ask, placement, world, share * LEAST_BESIDE_WANTING) is None:
+        if judge(ask, placement, world, share * LEAST_BESIDE_WANTING, waits) is None:
             return None
-        refused = judge(ask, placement, world, share)
+        refused = judge(ask, placement, world, share, waits)
         if refused is not None:
             return refused
         part = self.fair_share.part(ask.tenant, world.now_s)
         if part == 1.0:
             return None
-        refused = judge(ask, placement, world, share * part)
+        refused = judge(ask, placement, world, share * part, waits)
         return None if refused is None else replace(refused, reason=RefusalReason.TENANT_QUOTA)
 
     def explain(self, ask: Ask, world: World, placement: Placement) -> Placement:
@@ -129,6 +136,35 @@ class Conductor:
     def checks_stages(self) -> bool:
         """Whether each stage has to be checked when it starts, because nothing is refused at arrival."""
         return self.admission.mode is AdmissionMode.NONE
+
+    @property
+    def holds(self) -> bool:
+        """Whether a prefilled request waits for its place to decode (`hold`)."""
+        return self.admission.holding
+
+    def line(self) -> Line:
+        """A line for those who wait for a place to decode."""
+        return Line(self.admission.headroom)
+
+    def hold(self, ask: Ask, placement: Placement, slo: Slo, arrived_s: float, now_s: float) -> Held:
+        """A request whose prompt was computed just now, as it gets in line.
+
+        Args:
+            ask: the request.
+            placement: where it was prefilled, and where it was to decode.
+            slo: its targets.
+            arrived_s: when it came.
+            now_s: the moment.
+        """
+        until_s = now_s + self.admission.longest_hold_s
+        if slo.ttft_s is not None:
+            until_s = min(until_s, arrived_s + slo.ttft_s)
+        prefill = placement.prefill or placement.decode
+        return Held(ask, prefill, placement.decode.id, slo, arrived_s, now_s, until_s)
+
+    def seat_limits(self, held: Held, decode: Instance) -> SeatLimits:
+        """The bounds with which `Ledger.seat` checks a place again."""
+        return seat_limits(decode, self.costs.of(decode), held.slo, self.admission.headroom)
 
     def check_stage(self, stage: Stage, ask: Ask, placement: Placement, world: World) -> Refused | None:
         """Whether a stage may start now (`Admission.check_stage`); a refusal of decode wastes its prefill."""
@@ -221,6 +257,11 @@ class Conductor:
         """An admitted request's first token came after so long; `predicted_s` as when it was admitted."""
         if target_s is not None:
             self._margins.observe(instance_class, predicted_s, seconds, target_s)
+
+    def observe_place(self, held: Held, now_s: float, *, found: bool) -> None:
+        """A prefilled request has got its place to decode, or was given up (not: its client left)."""
+        need_tokens = held.ask.prompt_tokens + held.ask.output_tokens
+        self._waits.observe(need_tokens, now_s - held.since_s, now_s, found=found)
 
     def observe_step(self, instance_class: str, batch: float, kv_tokens: float, seconds: float) -> None:
         """A decode step (the time between two tokens) took so long with this batch and its KV tokens.

@@ -111,6 +111,8 @@ class Placement(msgspec.Struct, frozen=True, gc=False):
     """Predicted for the moment of arrival at decode (now + TTFT), this request in the batch."""
     arrival: DecodeLoad | None = None
     """What the decode instance is predicted to carry at that moment, without this request."""
+    wait_s: float = 0.0
+    """From then until there is a place to decode; the first token comes so much after `ttft_s`."""
     considered: Sequence[Considered] = ()
     considered_decode: Sequence[ConsideredDecode] = ()
     promised_ttft_s: float = inf

@@ -26,6 +26,8 @@ class ClusterSpec:
     policy: str = "kv-centric"
     balancing_threshold: float = 1.5
     admission: AdmissionMode = AdmissionMode.NONE
+    holding: bool | None = None
+    """Whether a prefilled request may wait for a place to decode; None = with `predictive`, as live."""
     ttft_target_s: float | None = None
     tbt_target_s: float | None = None
     fetch: Literal["none", "peer", "store"] = "peer"
@@ -80,6 +82,13 @@ class ClusterSpec:
             kinds.append(profiles[:1] * count)
         first, last = kinds
         return replace(self, prefill=prefill, decode=decode, prefill_profiles=first, decode_profiles=last)
+
+    @property
+    def holds(self) -> bool:
+        """Whether prefilled requests wait; whole engines have nowhere to keep one."""
+        if self.coupled:
+            return False
+        return self.admission is AdmissionMode.PREDICTIVE if self.holding is None else self.holding
 
     @property
     def prefill_kinds(self) -> tuple[Profile, ...]:

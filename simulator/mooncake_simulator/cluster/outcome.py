@@ -29,6 +29,10 @@ class Outcome:
     """Of the cached ones, those that came from another instance or the store."""
     prefill_s: float = 0.0
     """Seconds that its prefill computed."""
+    prefill_ended_s: float | None = None
+    """When it had."""
+    held_s: float = 0.0
+    """Seconds for which it then waited for a place to decode."""
     ttft_s: float | None = None
     predicted_ttft_s: float | None = None
     promised_ttft_s: float | None = None
@@ -36,6 +40,7 @@ class Outcome:
     tbt_s: float | None = None
     """None for an answer of one token, too."""
     predicted_tbt_s: float | None = None
+    predicted_output_tokens: int | None = None
     ended_s: float | None = None
 
     @property

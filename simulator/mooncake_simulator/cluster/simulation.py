@@ -6,6 +6,8 @@ import random
 from collections.abc import Callable, Sequence
 from math import inf
 
+from msgspec.structs import replace
+
 from mooncake_core.ledger import InstanceLoad
 from mooncake_core.ledger.board import Board
 from mooncake_core.profiles import Profile
@@ -20,6 +22,7 @@ from mooncake_simulator.cluster.agenda import Agenda
 from mooncake_simulator.cluster.batch import Batch, Member
 from mooncake_simulator.cluster.cluster import ClusterSpec
 from mooncake_simulator.cluster.coupled import Chunked, PrefillFirst
+from mooncake_simulator.cluster.holding import NO_PLACE, Holding
 from mooncake_simulator.cluster.links import Link
 from mooncake_simulator.cluster.outcome import Outcome, Result
 from mooncake_simulator.cluster.prefill import Job, PrefillQueue
@@ -73,7 +76,7 @@ class _Simulation:
         self.costs = CostModels(self.models)
         settings = {"balancing_threshold": spec.balancing_threshold}
         self.conductor = Conductor(
-            create(spec.policy, **settings), Admission(spec.admission), self.costs, chance
+            create(spec.policy, **settings), Admission(spec.admission, holding=spec.holds), self.costs, chance
         )
         self.board = Board()
         first = Role.BOTH if spec.coupled else Role.PREFILL
@@ -94,6 +97,7 @@ class _Simulation:
         self.receivers = [Link(each.network_bytes_per_s) for each in spec.prefill_kinds]
         kinds = spec.prefill_kinds if spec.coupled else spec.decode_kinds
         self.batches = [self._batch(each) for each in kinds]
+        self.holding = Holding(self.agenda, self.conductor, self.board, self.decode)
         caches = spec.cache_blocks
         # The store is one more holder, behind the instances.
         self.residency = Residency([*caches, spec.store_blocks] if spec.fetch == "store" else caches)
@@ -175,7 +179,9 @@ class _Simulation:
         conductor.observe_admitted(ask, now_s)
         if decision.promised_ttft_s < inf:
             outcome.promised_ttft_s = decision.promised_ttft_s
-        outcome.predicted_ttft_s, outcome.predicted_tbt_s = decision.ttft_s, decision.tbt_s
+        outcome.predicted_ttft_s = decision.ttft_s + decision.wait_s
+        outcome.predicted_tbt_s = decision.tbt_s
+        outcome.predicted_output_tokens = ask.output_tokens
         life = _Life(self, request, outcome, ask, decision)
         if self.spec.coupled:
             life.serve_whole()
@@ -330,21 +336,63 @@ class _Life:
         world.residency.arrive(self.prefill, blocks)
         if world.spec.fetch == "store":
             world.store(self.prefill, blocks, self.turn)
+        self.outcome.prefill_ended_s = now_s
+        if world.conductor.holds:
+            self._hold()
+            return
         if world.conductor.checks_stages:
             scene = world.scene(placement, self.ask)
             refused = world.conductor.check_stage(Stage.DECODE, self.ask, placement, scene)
             if refused is not None:
-                self.outcome.refused = refused.reason.value
-                self.outcome.wasted_prefill = True
-                world.board.drop(self.ask.id, now_s)
+                self._refuse_after_prefill(refused.reason.value)
                 return
         world.board.finish_prefill(self.ask.id, now_s)
-        self.outcome.ttft_s = now_s - self.outcome.arrival_s
-        # Layer by layer while it computes: only what the network did not keep up with is still on its way.
-        size_bytes = self.outcome.prompt_tokens * world.kv_bytes_per_token
+        self._send(streamed=True)
+
+    def _hold(self) -> None:
+        """Its KV is staged: it waits until there is a place to decode, which most often is now."""
+        world = self.world
+        now_s = world.agenda.now_s
+        world.board.finish_prefill(self.ask.id, now_s, held=True)
+        held = world.conductor.hold(self.ask, self.placement, world.slo, self.outcome.arrival_s, now_s)
+        world.holding.join(held, self._seated, self._given_up)
+
+    def _seated(self, decode: Instance) -> None:
+        at_once = decode.id == self.placement.decode.id
+        self.outcome.held_s = self._held_s()
+        self.placement = replace(self.placement, decode=decode)
+        self._send(streamed=at_once and not self.outcome.held_s)
+
+    def _given_up(self) -> None:
+        self.outcome.held_s = self._held_s()
+        self._refuse_after_prefill(NO_PLACE)
+
+    def _held_s(self) -> float:
+        assert self.outcome.prefill_ended_s is not None
+        return self.world.agenda.now_s - self.outcome.prefill_ended_s
+
+    def _refuse_after_prefill(self, reason: str) -> None:
+        world = self.world
+        self.outcome.refused = reason
+        self.outcome.wasted_prefill = True
+        world.board.drop(self.ask.id, world.agenda.now_s)
+
+    def _send(self, *, streamed: bool) -> None:
+        """The KV goes to decode.
+
+        Args:
+            streamed: layer by layer while it was computed: only what the network did not keep up with is
+                still on its way. Else nobody knew to where.
+        """
+        world, outcome = self.world, self.outcome
+        now_s = world.agenda.now_s
+        left_bytes: float = outcome.prompt_tokens * world.kv_bytes_per_token
         network = self.model.network_bytes_per_s
-        left_bytes = max(0.0, size_bytes - self.outcome.prefill_s * network)
-        world.agenda.at(now_s + left_bytes / network, self._hand_over)
+        if streamed:
+            left_bytes = max(0.0, left_bytes - outcome.prefill_s * network)
+        arrives_s = now_s + left_bytes / network
+        outcome.ttft_s = (now_s if streamed else arrives_s) - outcome.arrival_s
+        world.agenda.at(arrives_s, self._hand_over)
 
     def _hand_over(self) -> None:
         batch = self.world.batches[self.world.numbers[self.placement.decode.id]]
@@ -367,6 +415,7 @@ class _Life:
         outcome.tbt_s = tbt_s
         outcome.ended_s = now_s
         world.board.drop(self.ask.id, now_s)
+        world.holding.look()
         world.conductor.observe_output("default", outcome.prompt_tokens, outcome.output_tokens)
 
 

@@ -105,7 +105,7 @@ async def test_what_was_admitted_survives_the_death_of_redis(
     await until(lambda: refreshes(one))
     await until(lambda: refreshes(two))
     await one.refresh(0.0)
-    assert totals(redis_server) == {"q:p": 2_000_000, "n:d": 3, "k:d": 300}
+    assert totals(redis_server) == {"q:p": 2_000_000, "n:d": 3, "k:d": 300, "s:d": 1, "t:d": 100}
     assert (one.loads(0.0)["d"].arriving, one.loads(0.0)["d"].batch) == (2, 1)
 
 

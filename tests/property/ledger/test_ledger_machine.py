@@ -14,6 +14,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
+from msgspec.structs import replace
 
 from mooncake_core.ledger import (
     InstanceLoad,
@@ -22,6 +23,7 @@ from mooncake_core.ledger import (
     RedisLedger,
     RefusalReason,
     Reservation,
+    SeatLimits,
 )
 from mooncake_core.ledger.contract import BUCKET_S
 from mooncake_core.resp import RespClient
@@ -62,7 +64,12 @@ class Held:
     reserved_s: float
     begun_s: float
     prefilling: bool = True
+    is_held: bool = False
     decode_end_s: float = 0.0
+
+    @property
+    def decoding(self) -> bool:
+        return not (self.prefilling or self.is_held)
 
     @property
     def queue(self) -> str:
@@ -203,14 +210,60 @@ class LedgerMachine(RuleBasedStateMachine):
         ]
         return choices[which % len(choices)] if choices else None
 
-    @rule(which=st.lists(st.tuples(st.integers(0, 3), st.booleans()), min_size=1, max_size=4))
-    def work_goes_on(self, which: list[tuple[int, bool]]) -> None:
-        for each, ends in which:
+    @rule(
+        which=st.lists(
+            st.tuples(st.integers(0, 3), st.sampled_from(["ends", "decodes", "held"])), min_size=1, max_size=4
+        )
+    )
+    def work_goes_on(self, which: list[tuple[int, str]]) -> None:
+        for each, what in which:
             self.now_s += 1 / 8
-            if ends:
+            if what == "ends":
                 self.request_ends(each)
             else:
-                self.prefill_finishes(each)
+                self.prefill_finishes(each, is_held=what == "held")
+
+    @rule(
+        which=st.integers(0, 3),
+        decode=st.sampled_from(DECODES),
+        bound=st.sampled_from(["none", "batch", "kv", "step"]),
+        room=st.booleans(),
+    )
+    def one_that_is_held_asks_for_a_place(self, which: int, decode: str, bound: str, room: bool) -> None:
+        """Each bound just holds or is just broken; what does not decode yet takes no place."""
+        waiting = [(s, name) for s in self.schedulers for name, h in s.held.items() if h.is_held]
+        if not waiting:
+            return
+        self.now_s += 1 / 8
+        scheduler, name = waiting[which % len(waiting)]
+        held = scheduler.held[name]
+        self.returns(scheduler)
+        there = [h for h in self.known() if h.reservation.decode == decode and h.decoding]
+        requests = len(there) + 1
+        tokens = sum(h.reservation.kv_tokens for h in there) + held.reservation.kv_tokens
+        less = 0 if room else 1
+        limits = SeatLimits()
+        if bound == "batch":
+            limits = SeatLimits(batch=max(1, requests - less))
+        elif bound == "kv":
+            limits = SeatLimits(kv_tokens=tokens - less)
+        elif bound == "step":
+            # Eighths, so that both sides' sums are exact.
+            limits = SeatLimits(
+                step_s=1 + requests / 8 + tokens / 4 - less / 8, base_s=1, request_s=1 / 8, token_s=1 / 4
+            )
+        expected = None
+        if there and not room and bound != "none":
+            expected = RefusalReason.KV_MEMORY if bound == "kv" else RefusalReason.TBT
+        assert self.run(scheduler.ledger.seat(name, decode, limits, self.now_s)) == expected
+        if expected is None:
+            self.seated(held, decode)
+
+    def seated(self, held: Held, decode: str) -> None:
+        reservation = held.reservation
+        held.reservation = replace(reservation, decode=decode)
+        held.is_held = False
+        held.decode_end_s = self.now_s + reservation.decode_end_s - reservation.prefill_end_s
 
     @rule(which=st.integers(0, 3))
     def turn_comes(self, which: int) -> None:
@@ -226,15 +279,16 @@ class LedgerMachine(RuleBasedStateMachine):
         self.settle(scheduler)
         scheduler.held[name].begun_s = self.now_s
 
-    def prefill_finishes(self, which: int) -> None:
+    def prefill_finishes(self, which: int, *, is_held: bool) -> None:
         if (choice := self.some(which, prefilling=True)) is None:
             return
         scheduler, name = choice
         held = scheduler.held[name]
-        scheduler.ledger.prefill_finished(name, self.now_s)
+        scheduler.ledger.prefill_finished(name, self.now_s, held=is_held)
         self.settle(scheduler)
         before = self.changing_heads()
         held.prefilling = False
+        held.is_held = is_held
         held.decode_end_s = self.now_s + held.reservation.decode_end_s - held.reservation.prefill_end_s
         self.heads_changed(before)
 
@@ -263,8 +317,8 @@ class LedgerMachine(RuleBasedStateMachine):
         for instance in PREFILLS + DECODES:
             load = loads.get(instance, InstanceLoad())
             here = [h for h in self.known() if h.reservation.decode == instance]
-            assert load.batch == sum(not h.prefilling for h in here)
-            assert load.arriving == sum(h.prefilling for h in here)
+            assert load.batch == sum(h.decoding for h in here)
+            assert load.arriving == sum(not h.decoding for h in here)
             assert load.kv_tokens == sum(h.reservation.kv_tokens for h in here)
             assert sum(n for _, n, _ in load.prefill_ends) == load.arriving
             expected: dict[int, list[int]] = {}
@@ -412,6 +466,9 @@ class RedisLedgerMachine(LedgerMachine):
             here = [h.reservation for h in self.known() if h.reservation.decode == instance]
             assert sums.get(f"n:{instance}".encode(), 0) == len(here)
             assert sums.get(f"k:{instance}".encode(), 0) == sum(r.kv_tokens for r in here)
+            decoding = [h.reservation for h in self.known() if h.decoding and h.reservation in here]
+            assert sums.get(f"s:{instance}".encode(), 0) == len(decoding)
+            assert sums.get(f"t:{instance}".encode(), 0) == sum(r.kv_tokens for r in decoding)
         for instance in PREFILLS + DECODES:
             cost_s = sum(h.reservation.prefill_cost_s for h in self.queue(instance))
             assert sums.get(f"q:{instance}".encode(), 0) == round(cost_s * 1e6)

@@ -31,6 +31,7 @@ specs = st.builds(
     decode=st.integers(1, 3),
     policy=st.sampled_from(names()),
     admission=st.sampled_from(AdmissionMode),
+    holding=st.sampled_from([None, True, False]),
     ttft_target_s=st.sampled_from([None, 2.0, 30.0]),
     tbt_target_s=st.sampled_from([None, 0.03, 0.1]),
     fetch=st.sampled_from(["none", "peer", "store"]),
@@ -109,7 +110,7 @@ def test_a_refusal_by_stage_wastes_its_prefill_only_at_decode() -> None:
     spec = ClusterSpec(8, 1, tbt_target_s=0.03, admission=AdmissionMode.NONE)
     baseline = simulate(spec, trace)
     assert baseline.wasted_prefills == baseline.refused > 0
-    predictive = simulate(replace(spec, admission=AdmissionMode.PREDICTIVE), trace)
+    predictive = simulate(replace(spec, admission=AdmissionMode.PREDICTIVE, holding=False), trace)
     assert predictive.wasted_prefills == 0
     assert predictive.refused > 0
 
