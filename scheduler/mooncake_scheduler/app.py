@@ -39,6 +39,7 @@ from mooncake_scheduler.gateway.services import Services
 from mooncake_scheduler.gateway.sidecar_probes import SidecarProbes
 from mooncake_scheduler.gateway.tokenizer_parity import TokenizerParity
 from mooncake_scheduler.gateway.tokens import ModelFolder, Tokens
+from mooncake_scheduler.gateway.turns import Turns
 from mooncake_scheduler.instance_metrics import instance_families
 from mooncake_scheduler.metrics import Exposition, GatewayMetrics
 from mooncake_scheduler.model_config import kv_bytes_per_token
@@ -229,14 +230,16 @@ class Scheduler:
             await self.shared.measure()
 
     async def _tick(self) -> None:
-        """Deadlines, and how late the loop is."""
-        lag = self.services.metrics.loop_lag_s
+        """Deadlines, turns, and how late the loop is."""
+        lag, turns = self.services.metrics.loop_lag_s, self.services.turns
         expected_s = time.monotonic() + TICK_S
         while True:
             await asyncio.sleep(TICK_S)
             now_s = time.monotonic()
             lag.observe(max(0.0, now_s - expected_s))
             self.datapath.expire(now_s)
+            if turns is not None:
+                turns.look_everywhere()
             expected_s = time.monotonic() + TICK_S
 
     def _came_back(self, instance_id: str) -> None:
@@ -269,11 +272,12 @@ def build_scheduler(config: SchedulerConfig) -> Scheduler:
     parity = TokenizerParity(folder, roster, config.model)
     metrics = GatewayMetrics(config.slo.ttft_s, config.slo.tbt_s)
     decisions = Decisions()
+    turns = None if conductor.order is None else Turns(conductor.order, ledger, roster, clock)
     services = Services(
         config=config,
         clock=clock,
         roster=roster,
-        placer=Placer(conductor, roster, ledger, clock, config.slo, local_reserve, metrics),
+        placer=Placer(conductor, roster, ledger, clock, config.slo, local_reserve, metrics, turns),
         ledger=ledger,
         residency=residency,
         tokens=Tokens(folder, roster.tokenizing_engine, parity.trusted),
@@ -281,6 +285,7 @@ def build_scheduler(config: SchedulerConfig) -> Scheduler:
         accounting=Accounting(conductor, ledger, clock, metrics, decisions),
         decisions=decisions,
         shared_index=None if shared is None else shared.index,
+        turns=turns,
     )
     return Scheduler(config, services, keys, admin_token, shared, parity)
 
@@ -292,6 +297,7 @@ def _conductor(config: SchedulerConfig, keys: ApiKeys) -> Conductor:
             routing.policy,
             balancing_threshold=routing.balancing_threshold,
             disaggregation_threshold_tokens=routing.disaggregation_threshold_tokens,
+            shortest_first=routing.queue_order == "shortest-first",
         )
     except policies.UnknownPolicyError as error:
         raise ConfigError(f"routing.policy: {error}") from error

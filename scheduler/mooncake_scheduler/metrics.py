@@ -97,6 +97,7 @@ class GatewayMetrics:
         self.decide_s = Histogram(OVERHEAD_S)
         self.reserve_s = Histogram(OVERHEAD_S)
         self.prefill_s = Histogram(LATENCY_S)
+        self.held_s = Histogram(LATENCY_S)
         self.overhead_s = Histogram(OVERHEAD_S)
         self.loop_lag_s = Histogram(OVERHEAD_S)
         self.admissions: Counter[tuple[str, str]] = Counter()
@@ -216,6 +217,9 @@ class GatewayMetrics:
             "Measured less predicted, of streams: above 0 = later or slower than predicted.",
             "quantity", {"ttft": self.ttft_error_s, "tbt": self.tbt_error_s},
         )  # fmt: skip
+        yield self.held_s.family(
+            "mooncake_prefill_held_seconds", "Prefills that waited in the scheduler for their turn, how long."
+        )
         yield self.prefill_s.family("mooncake_prefill_seconds", "Prefill legs, sent to answered.")
         yield self.transfer_s.family(
             "mooncake_transfer_seconds",

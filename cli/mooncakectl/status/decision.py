@@ -11,6 +11,7 @@ from rich.text import Text
 
 _UNKNOWN = "–"
 # Predicted before, measured after; the same names in a decision and its placement.
+_PREFILL_SECONDS = ("queue_s", "transfer_s", "prefill_s", "ttft_s", "delay_s")
 _COMPARED = (("prefill", "prefill_s"), ("TTFT", "ttft_s"), ("TBT", "tbt_s"))
 
 
@@ -50,6 +51,8 @@ def _headline(decision: Mapping[str, Any], placement: Mapping[str, Any]) -> Text
     elif placement:
         prefill = _id(placement.get("prefill")) or "the decode instance itself"
         text.append(f"\nprefill on {prefill}, decode on {_id(placement.get('decode'))}", style="green")
+    if (held_s := decision.get("held_s")) is not None:
+        text.append(f"\nwaited {_seconds(held_s)} s for its turn at the prefill instance")
     if outcome := decision.get("outcome"):
         attempts = decision.get("attempts") or 1
         text.append(f"\noutcome: {outcome}" + (f" after {attempts} attempts" if attempts > 1 else ""))
@@ -58,10 +61,10 @@ def _headline(decision: Mapping[str, Any], placement: Mapping[str, Any]) -> Text
 
 def _prefill_candidates(considered: Iterable[Mapping[str, Any]], chosen: str) -> Table:
     table = _table()
-    for heading in ("INSTANCE", "PREFIX", "FETCH", "QUEUE", "TRANSFER", "PREFILL", "= TTFT"):
+    for heading in ("INSTANCE", "PREFIX", "FETCH", "QUEUE", "TRANSFER", "PREFILL", "= TTFT", "DELAYS"):
         table.add_column(heading, justify="left" if heading == "INSTANCE" else "right")
     for one in considered:
-        seconds = [_seconds(one.get(name)) for name in ("queue_s", "transfer_s", "prefill_s", "ttft_s")]
+        seconds = [_seconds(one.get(name)) for name in _PREFILL_SECONDS]
         tokens = [_tokens(one.get(name)) for name in ("prefix_tokens", "fetch_tokens")]
         table.add_row(_marked(one, chosen), *tokens, *seconds)
     return table

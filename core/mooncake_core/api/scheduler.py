@@ -52,6 +52,8 @@ class Routing(ApiModel):
         int, Field(ge=0, le=1_000_000), Write("a number of tokens, e.g. 512; 0 = always in two places")
     ] = 0
     """A decode instance that holds the prefix computes a rest of at most so many tokens itself."""
+    queue_order: Literal["shortest-first", "first-come"] = "shortest-first"
+    """With kv-centric: who goes next where several wait for a prefill instance. Promised TTFTs are kept."""
     seed: Annotated[int, Field(ge=0, le=2**31 - 1), Write("a whole number, e.g. 1")] | None = None
     """Of the chance between equals, for runs to be repeated; left out: another one each time."""
 

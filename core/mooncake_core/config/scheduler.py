@@ -46,6 +46,8 @@ class RoutingConfig(ConfigDocument):
     balancing_threshold: float = Field(default=1.5, ge=1)
     disaggregation_threshold_tokens: int = Field(default=0, ge=0)
     """Conditional disaggregation: a decode instance prefills a rest of at most so many tokens itself."""
+    queue_order: Literal["shortest-first", "first-come"] = "shortest-first"
+    """Of prefills that wait for an instance, where the policy knows an order (kv-centric)."""
     seed: int | None = None
     """Seed of the ties' chance; None = from the operating system."""
 

@@ -135,6 +135,9 @@ class Ledger(Protocol):
         `ttft` for the queue bound, `tbt` for the batch bound, `kv_memory` for the KV bound.
         """
 
+    def waiting(self, reservation_id: str) -> Waiting | None:
+        """What decides the turn of an own prefill; None when it does not wait for one."""
+
     def prefill_begun(self, reservation_id: str, now_s: float) -> None:
         """The turn of a prefill that `waits` has come: it was handed to its instance. Idempotent."""
 

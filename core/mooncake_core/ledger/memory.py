@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from mooncake_core.ledger.board import Board
 from mooncake_core.ledger.contract import InstanceLoad, Limits, RefusalReason, Reservation, SeatLimits
+from mooncake_core.ledger.share import Waiting
 
 
 class MemoryLedger:
@@ -24,6 +25,9 @@ class MemoryLedger:
         if refused is None:
             self._board.book.add(reservation, now_s)
         return refused
+
+    def waiting(self, reservation_id: str) -> Waiting | None:
+        return self._board.book.waiting(reservation_id)
 
     def prefill_begun(self, reservation_id: str, now_s: float) -> None:
         self._board.begin_prefill(reservation_id, now_s)

@@ -28,7 +28,7 @@ from mooncake_core.ledger.scripts import (
     STALE,
     TAKEN,
 )
-from mooncake_core.ledger.share import Share
+from mooncake_core.ledger.share import Share, Waiting
 from mooncake_core.resp import Reply, ReplyError, RespClient, Script
 
 HEARTBEAT_TTL_S = 3.0
@@ -138,6 +138,9 @@ class RedisLedger:
             self._board.book.add(reservation, now_s)
             self._unsure = True
         return refused
+
+    def waiting(self, reservation_id: str) -> Waiting | None:
+        return self._board.book.waiting(reservation_id)
 
     def prefill_begun(self, reservation_id: str, now_s: float) -> None:
         entry = self._board.begin_prefill(reservation_id, now_s)

@@ -44,6 +44,7 @@ def _engine_view(services: Services, member: Member, load: InstanceLoad) -> dict
         "load": {
             "queued_s": load.queued_s,
             "queued": load.queued,
+            "waiting": len(load.waiting),
             "batch": load.batch,
             "arriving": load.arriving,
             "kv_tokens": load.kv_tokens,
@@ -120,6 +121,7 @@ def decision_view(
         "index": decision.index,
         "cached_tokens": decision.cached_tokens,
         "output_tokens": decision.output_tokens,
+        "held_s": decision.held_s,
         "prefill_s": decision.prefill_s,
         "ttft_s": decision.ttft_s,
         "tbt_s": decision.tbt_s,

@@ -33,7 +33,8 @@ class Known(NamedTuple):
     @classmethod
     def of(cls, load: InstanceLoad) -> Known:
         """What one load amounts to. A request that is prefilled where it decodes may count twice."""
-        return cls(load.queued + load.batch + load.arriving, load.kv_tokens)
+        # Who waits for a turn has not reached the engine.
+        return cls(load.queued - len(load.waiting) + load.batch + load.arriving, load.kv_tokens)
 
     def most(self, other: Known) -> Known:
         """The larger of each."""

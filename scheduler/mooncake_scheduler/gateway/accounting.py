@@ -59,8 +59,20 @@ class Accounting:
             return pace.sent(now_s)
         # Busy, or nobody knows yet what its queue takes.
         # The ledger counts this request, and those of other schedulers, whose ends are not seen.
-        queued = self._ledger.load(member.instance.id, self._clock.now_s()).queued
-        return pace.sent(now_s, alone=not foreign and queued - 1 <= pace.under_way)
+        load = self._ledger.load(member.instance.id, self._clock.now_s())
+        handed_over = load.queued - len(load.waiting)
+        return pace.sent(now_s, alone=not foreign and handed_over - 1 <= pace.under_way)
+
+    def held(self, job: Job, seconds: float) -> None:
+        """A prefill has waited so long for its turn, in wall seconds; whether it came or the client left."""
+        held_s = seconds * self._clock.scale
+        job.decision.held_s = (job.decision.held_s or 0.0) + held_s
+        self._metrics.held_s.observe(held_s)
+
+    def turn_came(self, job: Job, placement: Placement, queue_s: float) -> None:
+        """A prefill is handed over behind so much work, in model seconds."""
+        so_far_s = (time.monotonic() - job.received_s) * self._clock.scale
+        job.predicted_ttft_s = so_far_s + queue_s + placement.transfer_s + placement.prefill_s
 
     def prefill_dropped(self, member: Member, sent: Sent) -> None:
         """Such a leg told nothing: it failed, was aborted, or shows no first token."""
@@ -164,7 +176,8 @@ class Accounting:
             return
         self._conductor.observe_ttft(
             class_of(placement.prefill or placement.decode),
-            placement.ttft_s,
+            # What comes later may overtake it until its turn has come, but not beyond its promise.
+            placement.ttft_s if job.predicted_ttft_s is None else job.predicted_ttft_s,
             decision.ttft_s,
             decision.world.slo.ttft_s,
         )

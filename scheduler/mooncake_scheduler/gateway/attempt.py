@@ -68,7 +68,11 @@ class Attempt(Sending):
             raise upstream_failed("the instance has just left: try again", "instance_gone", 503)
         try:
             if prefill is None or not engines.pairs(prefill.instance, decode.instance):
+                self._needs_no_turn()
                 return await self._whole(decode)
+            gone = await self._turn(prefill)
+            if gone is not None:
+                return gone
             staged = await self._prefill(prefill)
             if isinstance(staged, Failure):
                 return staged
@@ -156,6 +160,34 @@ class Attempt(Sending):
             self.unwanted = staged
         raise refused
 
+    # -- its turn
+
+    async def _turn(self, member: Member) -> Failure | None:
+        """Wait until the prefill is to be handed to its instance; most often that is now."""
+        job, services = self._job, self._services
+        turns = services.turns
+        waiting = None if turns is None else services.ledger.waiting(job.ask.id)
+        if turns is None or waiting is None:
+            return None
+        # Who shares its prefix comes to the same instance, and behind it.
+        await self._believe(member.instance, self._placement.ttft_s)
+        job.limit(services.config.prefill_timeout_s)
+        began_s = time.monotonic()
+        try:
+            queue_s = await turns.wait(job.flow, member, job.ask.id, waiting)
+        finally:
+            services.accounting.held(job, time.monotonic() - began_s)
+        if queue_s is None:
+            return Failure(member, Setback.GONE, job.phase)
+        services.accounting.turn_came(job, self._placement, queue_s)
+        job.limit(services.config.dispatch_timeout_s)
+        return None
+
+    def _needs_no_turn(self) -> None:
+        """It is served without the prefill instance, where others would wait for its turn to pass."""
+        if self._services.turns is not None:
+            self._services.ledger.prefill_begun(self._job.ask.id, self._services.clock.now_s())
+
     # -- prefill
 
     async def _prefill(self, member: Member) -> Staged | Failure:
@@ -203,6 +235,8 @@ class Attempt(Sending):
         self._refused = self._refusal()
         services.ledger.prefill_finished(job.ask.id, services.clock.now_s())
         job.prefill_done = True
+        if services.turns is not None:
+            services.turns.look(instance.id)
         if instance.store:
             await services.residency.holds(instance.store, job.keys, Tier.DRAM)
         return Staged(member, transfer_id, engine_id, answer)

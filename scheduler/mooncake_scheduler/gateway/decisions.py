@@ -32,6 +32,8 @@ class Decision(msgspec.Struct, eq=False):
     index: str = ""
     cached_tokens: int | None = None
     output_tokens: int | None = None
+    held_s: float | None = None
+    """Its prefill waited for its turn; part of `ttft_s`."""
     prefill_s: float | None = None
     ttft_s: float | None = None
     tbt_s: float | None = None

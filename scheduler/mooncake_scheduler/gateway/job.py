@@ -88,6 +88,7 @@ class Job:
     __slots__ = (
         "ask", "cached_tokens", "caller", "decision", "depths", "engine_id", "events", "exchange", "first_s",
         "flow", "gaps_s", "handed_over_s", "head", "keys", "last_s", "load_at_first", "phase", "placement",
+        "predicted_ttft_s",
         "prefill_done", "prefilled_s", "put", "received_s", "request_id", "reserved", "total_s", "usage",
         "wish",
     )  # fmt: skip
@@ -124,6 +125,8 @@ class Job:
         """Id of the reservation held."""
         self.prefill_done = False
         """The ledger knows that the present reservation's prefill has ended."""
+        self.predicted_ttft_s: float | None = None
+        """Model seconds, as predicted when its turn came: from then on nobody overtakes it."""
         self.cached_tokens: int | None = None
         """What the prefill leg says."""
         self.usage: Usage | None = None

@@ -60,6 +60,8 @@ class Setback(StrEnum):
     """5xx other than 503, or an error event before the first token."""
     BACK_PRESSURE = "back_pressure"
     """429 or 503: it has no room now. Not a fault."""
+    GONE = "gone"
+    """It left, or kept failing, while the request waited for its turn there: it never saw the request."""
     CLIENT_ERROR = "client_error"
     """Another 4xx: the client's own."""
     DEADLINE = "deadline"
@@ -68,7 +70,7 @@ class Setback(StrEnum):
     @property
     def is_fault(self) -> bool:
         """Whether it counts against the instance: opens its breaker in the end."""
-        return self not in (Setback.BACK_PRESSURE, Setback.CLIENT_ERROR)
+        return self not in (Setback.BACK_PRESSURE, Setback.CLIENT_ERROR, Setback.GONE)
 
 
 class Remedy(StrEnum):

@@ -44,7 +44,7 @@ def answer_to(failure: Failure, roster: Roster) -> ErrorAnswer:
             return _passed_on(failure, roster)
         case Setback.DEADLINE:
             return upstream_failed("no engine answered in time", "deadline", 504)
-        case Setback.CONNECT | Setback.BROKEN:
+        case Setback.CONNECT | Setback.BROKEN | Setback.GONE:
             return upstream_failed(
                 "the engine could not be reached or broke off: try again", "engine_unreachable"
             )

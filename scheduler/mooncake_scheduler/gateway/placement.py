@@ -32,6 +32,7 @@ from mooncake_scheduler.gateway.engines import pairs
 from mooncake_scheduler.gateway.errors import ErrorAnswer, no_instance, overloaded
 from mooncake_scheduler.gateway.reported import Reported
 from mooncake_scheduler.gateway.roster import Roster, Team
+from mooncake_scheduler.gateway.turns import Turns
 from mooncake_scheduler.metrics import GatewayMetrics
 
 ReserveLocally: TypeAlias = Callable[[Reservation, Limits, float], RefusalReason | None]
@@ -50,6 +51,7 @@ class Placer:
         slo: the targets.
         reserve_locally: what `reserve` of a shared ledger is replaced by while that one is away.
         metrics: counts what deciding and reserving take.
+        turns: where prefills wait; None = engines take them as they come.
     """
 
     def __init__(
@@ -61,6 +63,7 @@ class Placer:
         slo: SloConfig,
         reserve_locally: ReserveLocally | None = None,
         metrics: GatewayMetrics | None = None,
+        turns: Turns | None = None,
     ) -> None:
         self.conductor = conductor
         self.roster = roster
@@ -68,6 +71,7 @@ class Placer:
         self.clock = clock
         self._reserve_locally = reserve_locally
         self._metrics = metrics or GatewayMetrics()
+        self.turns = turns
         self.reported = Reported()
         self._models: dict[str, CostModel] = {}
         self._frozen_costs = CostModels()
@@ -113,7 +117,8 @@ class Placer:
             if not again and self.conductor.checks_stages:
                 self._check_start(ask, placement, world)
             limits = Limits() if again else self._limits(ask, placement, world)
-            reservation = self.conductor.reservation(ask, placement, world.now_s)
+            waits = self._waits(placement, world)
+            reservation = self.conductor.reservation(ask, placement, world.now_s, waits=waits)
             reason = await self.reserve(reservation, limits, world.now_s)
             metrics.reserve_s.observe(time.monotonic() - decided_s)
             if reason is None:
@@ -123,6 +128,12 @@ class Placer:
         assert reason is not None
         refused = self.conductor.lost(reason, ask, placement, self._scene(placement, world))
         raise overloaded(refused, world, self.clock.scale)
+
+    def _waits(self, placement: Placement, world: World) -> bool:
+        """Whether the prefill has to wait for its turn; at an instance that is idle it does not."""
+        if self.turns is None or placement.prefill is None:
+            return False
+        return self.turns.waits(self.ledger.load(placement.prefill.id, world.now_s))
 
     def check_decode(self, ask: Ask, placement: Placement, world: World) -> ErrorAnswer | None:
         """Whether decode may start now that the prefill has ended, before the ledger is told of that.

@@ -208,7 +208,7 @@ class Request:
         excluded.add(failure.member.instance.id)
         self._met_back_pressure |= failure.setback is Setback.BACK_PRESSURE
         retries = job.decision.attempts - 1 - self._not_reached
-        reached = failure.setback is not Setback.CONNECT
+        reached = failure.setback not in (Setback.CONNECT, Setback.GONE)
         self._not_reached += not reached
         what = remedy(
             failure.phase,
@@ -275,8 +275,13 @@ class Request:
 
     def _release(self) -> None:
         reserved, self._job.reserved = self._job.reserved, None
-        if reserved is not None:
-            self._services.ledger.release(reserved, self._services.clock.now_s())
+        if reserved is None:
+            return
+        services, placement = self._services, self._job.placement
+        services.ledger.release(reserved, services.clock.now_s())
+        if services.turns is not None and placement is not None and placement.prefill is not None:
+            # It may have ended in its prefill: then others need not wait for it.
+            services.turns.look(placement.prefill.id)
 
 
 class _Again(NamedTuple):

@@ -17,6 +17,7 @@ from mooncake_scheduler.gateway.placement import Placer
 from mooncake_scheduler.gateway.residency import LocalResidency, SharedResidency
 from mooncake_scheduler.gateway.roster import Roster
 from mooncake_scheduler.gateway.tokens import Tokens
+from mooncake_scheduler.gateway.turns import Turns
 from mooncake_scheduler.metrics import GatewayMetrics
 
 
@@ -38,6 +39,8 @@ class Services:
     budget: RetryBudget = field(default_factory=RetryBudget)
     ids: RequestIds = field(default_factory=RequestIds)
     shared_index: RedisIndex | None = None
+    turns: Turns | None = None
+    """Where prefills wait for their turns; None = engines take them as they come."""
 
     def counts(self) -> list[tuple[str, str, int]]:
         """What the index in use and the tokenising have counted: metric name, text, value."""

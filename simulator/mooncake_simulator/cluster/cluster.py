@@ -25,6 +25,8 @@ class ClusterSpec:
     """The same for decode."""
     policy: str = "kv-centric"
     balancing_threshold: float = 1.5
+    shortest_first: bool = True
+    """Turns at prefill instances, where the policy knows an order; else first come, first served."""
     admission: AdmissionMode = AdmissionMode.NONE
     holding: bool | None = None
     """Whether a prefilled request may wait for a place to decode; None = with `predictive`, as live."""

@@ -46,6 +46,7 @@ def spec_of(cluster: MooncakeCluster) -> ClusterSpec:
         decode_profiles=_profiles(spec.decode_pools, profile),
         policy=spec.scheduler.routing.policy,
         balancing_threshold=float(spec.scheduler.routing.balancing_threshold),
+        shortest_first=spec.scheduler.routing.queue_order == "shortest-first",
         admission=AdmissionMode(spec.scheduler.admission.mode),
         ttft_target_s=_seconds(spec.slo.ttft, "ttft"),
         tbt_target_s=_seconds(spec.slo.tbt, "tbt"),

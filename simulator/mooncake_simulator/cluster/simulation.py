@@ -74,7 +74,7 @@ class _Simulation:
         self.kv_bytes_per_token = spec.profile.kv_bytes_per_token
         self.slo = Slo(spec.ttft_target_s, spec.tbt_target_s)
         self.costs = CostModels(self.models)
-        settings = {"balancing_threshold": spec.balancing_threshold}
+        settings = {"balancing_threshold": spec.balancing_threshold, "shortest_first": spec.shortest_first}
         self.conductor = Conductor(
             create(spec.policy, **settings), Admission(spec.admission, holding=spec.holds), self.costs, chance
         )

@@ -218,6 +218,7 @@ def _routing(routing: Routing) -> RoutingConfig:
         policy=routing.policy,
         balancing_threshold=float(routing.balancing_threshold),
         disaggregation_threshold_tokens=routing.disaggregation_threshold_tokens,
+        queue_order=routing.queue_order,
         seed=routing.seed,
     )
 

@@ -1,0 +1,296 @@
+"""Prefills wait in the scheduler for their turn: short ones first, also between schedulers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from math import inf
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from mooncake_core.ledger import Limits, Reservation
+from mooncake_core.registry import Role
+from mooncake_scheduler.admin.views import decision_view
+from mooncake_scheduler.gateway import turns
+from mooncake_testing.gateway import Gateway, gateway, write_instances
+from mooncake_testing.raw_client import RawClient
+from mooncake_testing.redis import RedisServer
+from mooncake_testing.scheduler_process import NAMESPACE, SchedulerProcess, announced
+from mooncake_testing.scripted_engine import Act, ScriptedEngine, engines
+from mooncake_testing.scripted_pools import MOONCAKE, pair, pools
+from mooncake_testing.waiting import until
+
+SLOW: dict[str, Any] = {"profile": "llama3-70b-8xa800", "time_scale": 0.01}
+"""Model time goes slowly: what is predicted to take a second is not over when a slow machine looks again."""
+
+
+def a_prompt(tokens: int, first: int = 0) -> list[int]:
+    return [first, *range(tokens - 1)]
+
+
+def held(one: Gateway) -> int:
+    """Requests that wait for their turn in a scheduler."""
+    waits = one.scheduler.services.turns
+    assert waits is not None
+    return waits.held
+
+
+def prefilled(engine: ScriptedEngine) -> list[int]:
+    """Prompt tokens of the legs that came, in order."""
+    return [len(leg.body["prompt"]) for leg in engine.legs]
+
+
+async def ask(one: Gateway, tokens: int, **fields: Any) -> asyncio.Future[httpx.Response]:
+    """Send a prompt that has to wait; returns when it does."""
+    before = held(one)
+    answer = asyncio.ensure_future(one.complete(prompt=a_prompt(tokens, tokens), **fields))
+    await until(lambda: held(one) == before + 1)
+    return answer
+
+
+async def statuses(*asked: asyncio.Future[httpx.Response]) -> list[int]:
+    return [answer.status_code for answer in await asyncio.gather(*asked)]
+
+
+async def test_while_an_instance_computes_prompts_wait_in_the_scheduler_and_the_shortest_goes_next(
+    tmp_path: Path,
+) -> None:
+    hold = asyncio.Event()
+    async with pair(tmp_path, **SLOW) as (running, prefill, _):
+        prefill.usual = Act(hold=hold)
+        first = asyncio.ensure_future(running.complete(prompt=a_prompt(9_000)))
+        await prefill.leg()
+        waiting = [await ask(running, tokens) for tokens in (8_000, 2_000, 4_000)]
+        assert len(prefill.legs) == 1
+        view = (await running.client.get("/metrics")).text
+        assert "mooncake_prefill_held_seconds_count 0.0" in view
+        hold.set()
+        assert await statuses(first, *waiting) == [200] * 4
+        assert prefilled(prefill) == [9_000, 2_000, 4_000, 8_000]
+        await running.settled()
+        assert "mooncake_prefill_held_seconds_count 3.0" in (await running.client.get("/metrics")).text
+        decisions = running.scheduler.services.decisions.latest(4)
+        by_tokens = {decision_view(each)["ask"]["prompt_tokens"]: decision_view(each) for each in decisions}
+        assert by_tokens[9_000]["held_s"] is None, "an idle instance takes it at once"
+        assert 0 < by_tokens[2_000]["held_s"] <= by_tokens[8_000]["held_s"]
+
+
+async def test_an_idle_instance_is_not_waited_for(tmp_path: Path) -> None:
+    async with pair(tmp_path, **SLOW) as (running, prefill, _):
+        for number in range(3):
+            assert (await running.complete(prompt=a_prompt(2_000, number))).status_code == 200
+        assert len(prefill.legs) == 3
+        assert all(each.held_s is None for each in running.scheduler.services.decisions.latest(3))
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"routing": {"policy": "kv-centric", "queue_order": "first-come"}},
+        {"routing": {"policy": "algorithm-1"}},
+        {"profile": None},
+    ],
+    ids=["first-come", "algorithm-1", "nothing is known of the engines"],
+)
+async def test_without_an_order_engines_take_prompts_as_they_come(
+    tmp_path: Path, settings: dict[str, Any]
+) -> None:
+    hold = asyncio.Event()
+    async with pair(tmp_path, **{**SLOW, **settings}) as (running, prefill, _):
+        prefill.usual = Act(hold=hold)
+        asked = []
+        for number, tokens in enumerate((8_000, 2_000, 4_000)):
+            asked.append(asyncio.ensure_future(running.complete(prompt=a_prompt(tokens))))
+            await prefill.leg(number + 1)
+        hold.set()
+        assert await statuses(*asked) == [200] * 3
+
+
+async def test_who_leaves_while_it_waits_never_reaches_the_engine_and_holds_nobody_up(tmp_path: Path) -> None:
+    hold = asyncio.Event()
+    async with pair(tmp_path, **SLOW) as (running, prefill, _):
+        prefill.usual = Act(hold=hold)
+        first = asyncio.ensure_future(running.complete(prompt=a_prompt(9_000)))
+        await prefill.leg()
+        leaving = await RawClient.ask(running.port, prompt=a_prompt(1_000))
+        await until(lambda: held(running) == 1)
+        other = await ask(running, 4_000)
+        leaving.leave()
+        await until(lambda: held(running) == 1)
+        hold.set()
+        assert await statuses(first, other) == [200] * 2
+        assert prefilled(prefill) == [9_000, 4_000]
+        await running.settled()
+        assert running.scheduler.services.metrics.cancellations == {"reserved": 1}
+
+
+async def test_a_wait_that_takes_too_long_ends_in_a_504(tmp_path: Path) -> None:
+    async with pair(tmp_path, prefill_timeout_s=0.3, **SLOW) as (running, prefill, _):
+        services = running.scheduler.services
+        now_s = services.clock.now_s()
+        busy = Reservation("other", "p", 900.0, "d", 1, now_s + 900, now_s + 901)
+        assert await services.ledger.reserve(busy, Limits(), now_s) is None
+        answer = await running.complete(prompt=a_prompt(2_000))
+        assert answer.status_code == 504
+        assert answer.json()["error"]["code"] == "deadline"
+        assert prefill.legs == []
+        services.ledger.release("other", now_s)
+        await running.settled()
+
+
+async def test_those_who_wait_at_an_instance_that_leaves_are_placed_anew_and_it_is_no_retry(
+    tmp_path: Path,
+) -> None:
+    hold = asyncio.Event()
+    async with pools(tmp_path, prefill=2, **SLOW) as (running, (gone, left), decodes):
+        gone.usual = left.usual = Act(hold=hold)
+        busy = [asyncio.ensure_future(running.complete(prompt=a_prompt(9_000, n))) for n in range(2)]
+        await gone.leg()
+        await left.leg()
+        waiting = [await ask(running, tokens) for tokens in (1_000, 2_000, 3_000, 4_000)]
+        budget = running.scheduler.services.budget
+        before = budget._left
+        write_instances(tmp_path / "instances.json", [each.instance() for each in (left, *decodes)])
+        await until(lambda: len(running.scheduler.services.roster.members) == 2)
+        setbacks = running.scheduler.services.metrics.setbacks
+        await until(lambda: setbacks["gone", "place_anew"] > 0)
+        await until(lambda: held(running) == 4)
+        assert budget._left == before
+        hold.set()
+        assert await statuses(*waiting) == [200] * 4
+        assert prefilled(left)[1:] == [1_000, 2_000, 3_000, 4_000]
+        await asyncio.gather(*busy)
+        await running.settled()
+
+
+async def test_those_who_wait_at_an_instance_that_keeps_failing_are_placed_anew(tmp_path: Path) -> None:
+    hold = asyncio.Event()
+    async with pools(tmp_path, prefill=2, **SLOW) as (running, (failing, well), _):
+        failing.usual = well.usual = Act(hold=hold)
+        busy = [asyncio.ensure_future(running.complete(prompt=a_prompt(9_000, n))) for n in range(2)]
+        await failing.leg()
+        await well.leg()
+        waiting = [await ask(running, tokens) for tokens in range(1_000, 9_000, 500)]
+        await failing.kill()
+        hold.set()
+        assert await statuses(*busy, *waiting) == [200] * 18
+        await running.settled()
+
+
+async def test_a_request_that_one_engine_serves_alone_lets_others_have_its_turn(tmp_path: Path) -> None:
+    hold = asyncio.Event()
+    async with pair(tmp_path, **SLOW) as (running, prefill, decode):
+        prefill.usual = Act(hold=hold)
+        first = asyncio.ensure_future(running.complete(prompt=a_prompt(9_000)))
+        await prefill.leg()
+        other = await ask(running, 4_000)
+        # Scores of the prompt are asked for: decode has to compute it itself.
+        whole = await running.complete(prompt=a_prompt(500), prompt_logprobs=1)
+        assert whole.status_code == 200
+        assert len(decode.legs) == 1
+        hold.set()
+        assert await statuses(first, other) == [200] * 2
+
+
+# -- several schedulers
+
+
+@asynccontextmanager
+async def schedulers(
+    folder: Path, redis: RedisServer, fleet: Sequence[ScriptedEngine], count: int = 2, **settings: Any
+) -> AsyncIterator[list[Gateway]]:
+    """Schedulers in this loop that share a Redis in which the fleet is announced."""
+    settings = {"redis_url": redis.url, "namespace": NAMESPACE, **SLOW, **settings}
+    async with AsyncExitStack() as stack:
+        await stack.enter_async_context(engines(*fleet))
+        await stack.enter_async_context(announced(redis, [engine.instance() for engine in fleet]))
+        running = [await stack.enter_async_context(gateway(folder, [], **settings)) for _ in range(count)]
+        for one in running:
+            await until(lambda one=one: len(one.scheduler.services.roster.members) == len(fleet))  # type: ignore[misc]
+        yield running
+
+
+def a_fleet() -> tuple[ScriptedEngine, ScriptedEngine]:
+    return ScriptedEngine("p", Role.PREFILL, MOONCAKE), ScriptedEngine("d", Role.DECODE, MOONCAKE)
+
+
+def seen_waiting(one: Gateway) -> int:
+    """How many a scheduler knows to wait at the prefill instance, its own and its peers'."""
+    services = one.scheduler.services
+    return len(services.ledger.load("p", services.clock.now_s()).waiting)
+
+
+async def test_two_schedulers_take_turns_at_one_instance_in_one_order(
+    tmp_path: Path, redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # On a slow machine a peer may be slow to hear of its turn; here nobody loses patience.
+    monkeypatch.setattr(turns, "PATIENCE_S", inf)
+    hold = asyncio.Event()
+    prefill, decode = a_fleet()
+    async with schedulers(tmp_path, redis_server, (prefill, decode)) as (one, two):
+        prefill.usual = Act(hold=hold)
+        first = asyncio.ensure_future(one.complete(prompt=a_prompt(9_000)))
+        await prefill.leg()
+        services = two.scheduler.services
+        await until(lambda: services.ledger.load("p", services.clock.now_s()).queued == 1)
+        asked = []
+        for number, tokens in enumerate((6_000, 3_000, 1_000, 5_000, 2_000, 4_000)):
+            asked.append(await ask((one, two)[number % 2], tokens))
+        for each in (one, two):
+            await until(lambda each=each: seen_waiting(each) == 6)  # type: ignore[misc]
+        assert len(prefill.legs) == 1
+        hold.set()
+        assert await statuses(first, *asked) == [200] * 7
+        assert prefilled(prefill) == [9_000, 1_000, 2_000, 3_000, 4_000, 5_000, 6_000]
+        for each in (one, two):
+            await until(lambda each=each: seen_waiting(each) == 0)  # type: ignore[misc]
+
+
+async def test_when_a_scheduler_is_killed_whose_turn_it_is_the_others_go_on(
+    tmp_path: Path, redis_server: RedisServer
+) -> None:
+    hold = asyncio.Event()
+    prefill, decode = a_fleet()
+    killed = SchedulerProcess(tmp_path, redis_url=redis_server.url, **SLOW)
+    try:
+        async with schedulers(tmp_path, redis_server, (prefill, decode), count=1) as (one,):
+            await killed.ready()
+            prefill.usual = Act(hold=hold)
+            first = asyncio.ensure_future(one.complete(prompt=a_prompt(9_000)))
+            await prefill.leg()
+            async with httpx.AsyncClient(base_url=killed.url, timeout=30) as client:
+                services = one.scheduler.services
+
+                async def hears_of_the_first() -> bool:
+                    seen = await client.get(f"http://127.0.0.1:{killed.admin_port}/instances")
+                    return any(each["load"]["queued"] == 1 for each in seen.json()["instances"])
+
+                # Else it would take the instance for idle.
+                await until(hears_of_the_first)
+                # The shortest are those of the scheduler that dies.
+                doomed = [
+                    asyncio.ensure_future(
+                        client.post(
+                            "/v1/completions",
+                            json={"model": "tiny", "prompt": a_prompt(500 + n), "max_tokens": 4},
+                        )
+                    )
+                    for n in range(3)
+                ]
+                await until(lambda: seen_waiting(one) == 3)
+                asked = [await ask(one, tokens) for tokens in (3_000, 2_000)]
+                killed.kill()
+                hold.set()
+                assert await statuses(first, *asked) == [200] * 3
+                # Their turns were passed over, or were theirs no longer: nobody can tell the two apart.
+                assert prefilled(prefill) == [9_000, 2_000, 3_000]
+                broken = await asyncio.gather(*doomed, return_exceptions=True)
+                assert all(isinstance(each, httpx.TransportError) for each in broken)
+                await until(lambda: seen_waiting(one) == 0, within_s=20)
+                assert services.ledger.load("p", services.clock.now_s()).queued == 0
+    finally:
+        killed.end()
