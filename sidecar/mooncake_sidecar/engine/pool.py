@@ -267,7 +267,8 @@ def pool_record(identity: str, url: str, engine: Instance) -> Instance:
 
 class _Found(msgspec.Struct):
     ok: bool = False
-    values: list[msgspec.Raw] = []
+    values: list[msgspec.Raw] | None = None
+    """Null where the key is not there."""
 
 
 class _Answer(msgspec.Struct):

@@ -19,6 +19,14 @@ _INVALID_PARAMS = -600
 _SEGMENT_NOT_FOUND = -100
 _JOB_NOT_FOUND = -1500
 _GIB = 1 << 30
+_NOT_THERE: dict[str, Any] = {
+    "ok": False,
+    "error": "OBJECT_NOT_FOUND",
+    "values": None,
+    "disk_values": None,
+    "local_disk_values": None,
+    "nof_values": None,
+}
 
 
 class DrainRequest(msgspec.Struct, kw_only=True):
@@ -111,10 +119,7 @@ class Admin:
         data: dict[str, Any] = {}
         for key in keys:
             stored = self._directory.peek(key)
-            if stored is None:
-                data[key] = {"ok": False, "error": "OBJECT_NOT_FOUND"}
-            else:
-                data[key] = {"ok": True, "values": _replicas(stored)}
+            data[key] = _NOT_THERE if stored is None else _found(stored)
         exchange.json({"success": True, "data": data})
 
     def _all_keys(self, _: Request, exchange: Exchange) -> None:
@@ -208,6 +213,18 @@ def _replicas(stored: StoredObject) -> list[dict[str, Any]]:
             "transport_endpoint_": stored.segment,
         }
     ]
+
+
+def _found(stored: StoredObject) -> dict[str, Any]:
+    """As Mooncake 0.3.13 answers: null for a kind of place in which the key does not lie."""
+    on_ssd = [{"client_id": "", "object_size": stored.size_bytes, "transport_endpoint": stored.segment}]
+    return {
+        **_NOT_THERE,
+        "ok": True,
+        "error": None,
+        "values": _replicas(stored),
+        "local_disk_values": on_ssd if stored.tier is Tier.SSD else None,
+    }
 
 
 def _detail(segment: Segment) -> dict[str, Any]:
