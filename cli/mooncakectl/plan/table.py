@@ -12,7 +12,7 @@ from mooncakectl.plan.tries import Try
 
 def tries_table(tries: Sequence[Try], chosen: Size | None, title: str, unit: str) -> Table:
     """A row for each size that was simulated, the cheapest first."""
-    table = Table(title=title, title_justify="left")
+    table = Table(title=title, title_justify="left", box=None, pad_edge=False, header_style="bold")
     table.add_column("P+D")
     for name in (unit, "TTFT kept", "TBT kept", "refused"):
         table.add_column(name, justify="right")

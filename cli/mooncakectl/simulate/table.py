@@ -16,12 +16,16 @@ def answers_table(answers: Sequence[Answer], trace: str, seeds: int) -> Table:
     varies = varying(answers)
     runs = f"medians of {seeds} seeds" if seeds > 1 else "1 seed"
     table = Table(
-        title=f"{trace} · {common(answers)} · {runs}".replace(" ·  · ", " · "), title_justify="left"
+        title=f"{trace} · {common(answers)} · {runs}".replace(" ·  · ", " · "),
+        title_justify="left",
+        box=None,
+        pad_edge=False,
+        header_style="bold",
     )
     for name in varies:
         table.add_column(name, no_wrap=True)
     for name in ("goodput", "refused", "hits", "TTFT P90", "mean", "TBT P90", "busy P", "D"):
-        table.add_column(name, justify="right")
+        table.add_column(name, justify="right", no_wrap=True)
     best = max([each.figures["goodput"] or 0.0 for each in answers])
     for each in answers:
         figures, shown = each.figures, set_up(each.question)
