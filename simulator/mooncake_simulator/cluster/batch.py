@@ -112,6 +112,10 @@ class Batch:
         """Requests in the batch."""
         return len(self._leaving)
 
+    def carry_on(self, before: Batch) -> None:
+        """Count on from another one's figures: it was this instance's before it died."""
+        self.most_tokens, self.put_off, self.busy_s = before.most_tokens, before.put_off, before.busy_s
+
     def fits(self, tokens: int) -> bool:
         """Whether KV of so many tokens has room beside what is here and what waits."""
         return tokens + self._waiting_tokens <= self._room_tokens()

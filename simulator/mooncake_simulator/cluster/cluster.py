@@ -8,6 +8,7 @@ from typing import Literal
 
 from mooncake_core.config.scheduler import AdmissionMode
 from mooncake_core.profiles import LLAMA3_70B_A800, Profile
+from mooncake_simulator.cluster.failures import Failure
 from mooncake_simulator.cluster.tiers import StoreTiers
 from mooncake_simulator.workloads.traces import BLOCK_TOKENS
 
@@ -38,6 +39,8 @@ class ClusterSpec:
     """KV that one Pod of a prefill instance keeps; None = without end."""
     store_tokens: int | None = None
     """KV that the shared store keeps, with `fetch` store; None = without end."""
+    failures: tuple[Failure, ...] = ()
+    """Instances that die, each at its time."""
     load_age_s: float = 0.0
     """How old the loads are that placing goes by; above 0 nothing is checked again on reserving."""
     tiers: StoreTiers | None = None
@@ -54,6 +57,8 @@ class ClusterSpec:
             raise ValueError(
                 f"{self.prefill} prefill and {self.decode} decode instances serve nobody: give one of each"
             )
+        if self.coupled and self.failures:
+            raise ValueError("failures of coupled engines are not simulated: leave `failures` out")
         if not 0 <= self.load_age_s < inf:
             raise ValueError(f"load_age_s is a number of seconds, 0 or more, not {self.load_age_s}")
         if self.tiers is not None and self.fetch != "store":

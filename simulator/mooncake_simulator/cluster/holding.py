@@ -53,6 +53,11 @@ class Holding:
             self.most_kv_tokens = max(self.most_kv_tokens, self._line.kv_tokens)
             self._agenda.at(held.until_s, self._give_up, held)
 
+    def leave(self, request: str) -> None:
+        """Out of the line: its instance died."""
+        if self._line.leave(request) is not None:
+            del self._ways[request]
+
     def look(self) -> None:
         """Give the places that are free now away; to be called when one has become free."""
         if not self._line:

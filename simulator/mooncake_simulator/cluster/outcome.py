@@ -22,6 +22,10 @@ class Outcome:
     output_tokens: int
     refused: str | None = None
     """Why it was refused."""
+    failed: str | None = None
+    """Why it was cut off after its first token."""
+    placed_again: int = 0
+    """How often it had to begin anew, because an instance died."""
     wasted_prefill: bool = False
     """Refused after its prefill."""
     cached_tokens: int = 0
@@ -99,6 +103,10 @@ class Result:
     @property
     def refused(self) -> int:
         return sum(outcome.refused is not None for outcome in self.outcomes)
+
+    @property
+    def failed(self) -> int:
+        return sum(outcome.failed is not None for outcome in self.outcomes)
 
     @property
     def wasted_prefills(self) -> int:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from math import inf
 
 from msgspec.structs import replace
@@ -15,13 +16,23 @@ from mooncake_core.registry import EngineKind, Instance, Role
 from mooncake_scheduler.conductor.admission import Admission
 from mooncake_scheduler.conductor.conductor import Conductor
 from mooncake_scheduler.conductor.cost import CostModel, CostModels
-from mooncake_scheduler.conductor.model import Ask, InstanceView, Placement, Refused, Slo, Stage, World
+from mooncake_scheduler.conductor.model import (
+    Ask,
+    InstanceView,
+    NoInstanceError,
+    Placement,
+    Refused,
+    Slo,
+    Stage,
+    World,
+)
 from mooncake_scheduler.conductor.prediction import without_arriving
 from mooncake_scheduler.policies import create
 from mooncake_simulator.cluster.agenda import Agenda
 from mooncake_simulator.cluster.batch import Batch, Member
 from mooncake_simulator.cluster.cluster import ClusterSpec
 from mooncake_simulator.cluster.coupled import Chunked, PrefillFirst
+from mooncake_simulator.cluster.failures import DECODE_DIED, NO_INSTANCE, Present, schedule
 from mooncake_simulator.cluster.holding import NO_PLACE, Holding
 from mooncake_simulator.cluster.links import Link
 from mooncake_simulator.cluster.outcome import Outcome, Result
@@ -87,23 +98,26 @@ class _Simulation:
         self.numbers = {each.id: at for row in (self.prefill, self.decode) for at, each in enumerate(row)}
         self.prefill_busy, self.decode_busy, self.kv_tokens = Series(), Series(), Series()
         self.order = None if spec.coupled else self.conductor.order
-        self.queues = [
-            PrefillQueue(self.agenda, self.prefill_busy)
-            if self.order is None
-            else OrderedQueue(self.agenda, self.order, self.prefill_busy)
-            for _ in self.prefill
-        ]
+        self.queues = [self._queue() for _ in self.prefill]
         self.senders = [Link(each.network_bytes_per_s) for each in spec.prefill_kinds]
         self.receivers = [Link(each.network_bytes_per_s) for each in spec.prefill_kinds]
         kinds = spec.prefill_kinds if spec.coupled else spec.decode_kinds
         self.batches = [self._batch(each) for each in kinds]
-        self.holding = Holding(self.agenda, self.conductor, self.board, self.decode)
+        self.present_prefill, self.present_decode = Present(self.prefill), Present(self.decode)
+        self.holding = Holding(self.agenda, self.conductor, self.board, self.present_decode.now)
         caches = spec.cache_blocks
         # The store is one more holder, behind the instances.
         self.residency = Residency([*caches, spec.store_blocks] if spec.fetch == "store" else caches)
         self.tiers = None if spec.tiers is None else TieredStore(self.agenda, spec.tiers, spec.profile)
         self.late = LateLoads(self.agenda, self.board, spec.load_age_s) if spec.load_age_s else None
         self.outcomes: list[Outcome] = []
+        self.lives: dict[str, _Life] = {}
+        """Requests under way, by name."""
+
+    def _queue(self) -> PrefillQueue | OrderedQueue:
+        if self.order is None:
+            return PrefillQueue(self.agenda, self.prefill_busy)
+        return OrderedQueue(self.agenda, self.order, self.prefill_busy)
 
     def _batch(self, profile: Profile) -> Batch:
         batch = self._batch_of_kind(profile)
@@ -139,6 +153,7 @@ class _Simulation:
             self.late.look_at([outcome.arrival_s for outcome in self.outcomes])
         if self.tiers is not None and self.outcomes:
             self.tiers.look_ahead_until(self.outcomes[-1].arrival_s)
+        schedule(self.agenda, self.spec.failures, self.numbers, dies=self._dies, returns=self._returns)
         last_s = max([outcome.arrival_s for outcome in self.outcomes], default=0.0)
         watch = ReplicaWatch(self.agenda, self.residency, self.spec.prefill, requests, last_s)
         self.agenda.run()
@@ -162,8 +177,13 @@ class _Simulation:
         conductor, now_s = self.conductor, self.agenda.now_s
         expected = conductor.expected_output_tokens("default", request.input_length)
         ask = Ask(name, request.input_length, expected)
-        world, sources = self._world(request)
-        decision = conductor.decide(ask, world)
+        loads = self.board.loads(now_s) if self.late is None else self.late.next()
+        world, sources = self._world(request, loads)
+        try:
+            decision = conductor.decide(ask, world)
+        except NoInstanceError:
+            outcome.refused = NO_INSTANCE
+            return
         if isinstance(decision, Placement) and conductor.checks_stages:
             decision = conductor.check_stage(Stage.PREFILL, ask, decision, world) or decision
         if isinstance(decision, Refused):
@@ -182,16 +202,68 @@ class _Simulation:
         outcome.predicted_ttft_s = decision.ttft_s + decision.wait_s
         outcome.predicted_tbt_s = decision.tbt_s
         outcome.predicted_output_tokens = ask.output_tokens
-        life = _Life(self, request, outcome, ask, decision)
+        life = self.lives[name] = _Life(self, request, outcome, ask, decision)
         if self.spec.coupled:
             life.serve_whole()
         else:
             life.dispatch(sources)
 
-    def _world(self, request: Request) -> tuple[World, list[int]]:
+    def _dies(self, name: str) -> None:
+        """An instance loses all it has. What it was doing goes on unseen: nobody listens to it any more."""
+        number = self.numbers[name]
+        if name in {each.id for each in self.prefill}:
+            self.present_prefill.change(name, there=False)
+            self.residency.clear(number)
+            queue, self.queues[number] = self.queues[number], self._queue()
+            self.queues[number].busy_s = queue.busy_s
+            lost = [life for life in self.lives.values() if life.prefill == number and not life.decoding]
+        else:
+            self.present_decode.change(name, there=False)
+            batch = self.batches[number]
+            batch.busy, batch.kv_tokens = Series(), Series()
+            self.batches[number] = self._batch(self.spec.decode_kinds[number])
+            self.batches[number].carry_on(batch)
+            lost = [
+                life for life in self.lives.values() if life.decoding and life.placement.decode.id == name
+            ]
+        for life in lost:
+            life.lose()
+        self.holding.look()
+
+    def _returns(self, name: str) -> None:
+        for present in (self.present_prefill, self.present_decode):
+            present.change(name, there=True)
+        self.holding.look()
+
+    def again(self, life: _Life) -> None:
+        """Place a request anew that was admitted before: it is not refused for its load any more."""
+        now_s, outcome = self.agenda.now_s, life.outcome
+        outcome.placed_again += 1
+        name = f"{life.ask.id.partition('~')[0]}~{outcome.placed_again}"
+        ask = replace(life.ask, id=name)
+        world, sources = self._world(life.request, self.board.loads(now_s))
+        placement: Placement | None = None
+        reason = NO_INSTANCE
+        with suppress(NoInstanceError):
+            decision = self.conductor.decide(ask, world)
+            if isinstance(decision, Refused):
+                placement, reason = decision.placement, decision.reason.value
+            else:
+                placement = decision
+        if placement is None:
+            outcome.refused = reason
+            if self.tiers is not None and life.turn is not None:
+                self.tiers.given_up(life.turn)
+            return
+        reservation = self.conductor.reservation(ask, placement, now_s, waits=self.order is not None)
+        self.board.book.add(reservation, now_s)
+        anew = self.lives[name] = _Life(self, life.request, outcome, ask, placement)
+        anew.turn = life.turn
+        anew.dispatch(sources)
+
+    def _world(self, request: Request, loads: Mapping[str, InstanceLoad]) -> tuple[World, list[int]]:
         """What is known at an arrival; for each prefill instance, the number of the holder to fetch from."""
         now_s, spec = self.agenda.now_s, self.spec
-        loads = self.board.loads(now_s) if self.late is None else self.late.next()
         blocks, size = request.hash_ids, BLOCK_TOKENS
         held = self.residency.promised_depths(blocks)
         sources = [-1] * spec.prefill
@@ -222,10 +294,13 @@ class _Simulation:
                 flows[number],
             )
             for number, instance in enumerate(self.prefill)
+            if instance.id in self.present_prefill
         ]
         if spec.coupled:
             return World(now_s, prefill, prefill, self.costs, self.slo), sources
-        decode = [InstanceView(instance, loads.get(instance.id, _IDLE)) for instance in self.decode]
+        decode = [
+            InstanceView(instance, loads.get(instance.id, _IDLE)) for instance in self.present_decode.now
+        ]
         return World(now_s, prefill, decode, self.costs, self.slo), sources
 
     def _deepest(self, present: Sequence[int], now_s: float) -> list[int]:
@@ -267,7 +342,10 @@ class _Simulation:
 class _Life:
     """One admitted request, from its place in the queue to its last token."""
 
-    __slots__ = ("ask", "model", "outcome", "placement", "prefill", "request", "turn", "withheld", "world")
+    __slots__ = (
+        "ask", "decoding", "gone", "model", "outcome", "placement", "prefill", "request", "streamed", "turn",
+        "withheld", "world",
+    )  # fmt: skip
 
     def __init__(
         self, world: _Simulation, request: Request, outcome: Outcome, ask: Ask, placement: Placement
@@ -281,6 +359,9 @@ class _Life:
         self.prefill = world.numbers[first.id]
         self.model = world.costs.of(first)
         self.withheld = False
+        self.decoding = self.streamed = False
+        self.gone = False
+        """An instance died that had it: what is left of it there is not heard."""
         self.turn: Turn | None = None
 
     def dispatch(self, sources: Sequence[int]) -> None:
@@ -297,7 +378,7 @@ class _Life:
                 first = (placement.prefix_tokens - placement.fetch_tokens) // BLOCK_TOKENS
                 last = blocks_of(placement.prefix_tokens)
                 ready_s = max(ready_s, world.tiers.fetch(self.request.hash_ids, first, last))
-        if world.tiers is not None:
+        if world.tiers is not None and self.turn is None:
             self.turn = world.tiers.turn(self.request.hash_ids, self.request.input_length)
         world.residency.promise(self.prefill, self.request.hash_ids)
         waiting = world.board.book.waiting(self.ask.id)
@@ -319,7 +400,26 @@ class _Life:
         world.board.finish_prefill(self.ask.id, now_s)
         self.outcome.ttft_s = now_s - self.outcome.arrival_s
 
+    def lose(self) -> None:
+        """Its instance died: where no token was sent yet, it begins anew."""
+        world, outcome = self.world, self.outcome
+        self.gone = True
+        world.holding.leave(self.ask.id)
+        self._leave()
+        if self.streamed:
+            outcome.failed = DECODE_DIED
+            return
+        outcome.ttft_s = outcome.prefill_ended_s = None
+        world.again(self)
+
+    def _leave(self) -> None:
+        world = self.world
+        world.board.drop(self.ask.id, world.agenda.now_s)
+        del world.lives[self.ask.id]
+
     def _begin(self) -> tuple[float, float]:
+        if self.gone:
+            return 0.0, 0.0
         self.world.board.begin_prefill(self.ask.id, self.world.agenda.now_s)
         outcome, placement = self.outcome, self.placement
         outcome.cached_tokens = placement.prefix_tokens
@@ -330,6 +430,8 @@ class _Life:
         return occupied_s, outcome.prefill_s - occupied_s
 
     def _prefilled(self) -> None:
+        if self.gone:
+            return
         world, placement = self.world, self.placement
         now_s = world.agenda.now_s
         blocks = self.request.hash_ids
@@ -372,10 +474,9 @@ class _Life:
         return self.world.agenda.now_s - self.outcome.prefill_ended_s
 
     def _refuse_after_prefill(self, reason: str) -> None:
-        world = self.world
         self.outcome.refused = reason
         self.outcome.wasted_prefill = True
-        world.board.drop(self.ask.id, world.agenda.now_s)
+        self._leave()
 
     def _send(self, *, streamed: bool) -> None:
         """The KV goes to decode.
@@ -395,6 +496,12 @@ class _Life:
         world.agenda.at(arrives_s, self._hand_over)
 
     def _hand_over(self) -> None:
+        if self.gone:
+            return
+        if self.placement.decode.id not in self.world.present_decode:
+            self.lose()
+            return
+        self.decoding = True
         batch = self.world.batches[self.world.numbers[self.placement.decode.id]]
         steps = self.outcome.output_tokens - 1
         if not steps:
@@ -405,16 +512,19 @@ class _Life:
         batch.join(member)
 
     def _joined(self) -> None:
-        if self.withheld:
+        self.streamed = True
+        if self.withheld and not self.gone:
             # Its first token comes with its place: until then it was not known whether there would be more.
             self.outcome.ttft_s = self.world.agenda.now_s - self.outcome.arrival_s
 
     def _ended(self, tbt_s: float | None) -> None:
+        if self.gone:
+            return
         world, outcome = self.world, self.outcome
         now_s = world.agenda.now_s
         outcome.tbt_s = tbt_s
         outcome.ended_s = now_s
-        world.board.drop(self.ask.id, now_s)
+        self._leave()
         world.holding.look()
         world.conductor.observe_output("default", outcome.prompt_tokens, outcome.output_tokens)
 

@@ -197,6 +197,11 @@ class TieredStore:
             self._homes.setdefault(block, [home])
         self._contents.stored(turn.blocks, turn.session, self._agenda.now_s)
 
+    def given_up(self, turn: Turn) -> None:
+        """A prompt will not be stored any more."""
+        if turn.session is not None and isinstance(self._contents, Predicted):
+            self._contents.planner.given_up(turn.session)
+
     def dropped(self, blocks: Sequence[int]) -> None:
         """The SSD had no room left for these."""
         self._contents.dropped(blocks)
