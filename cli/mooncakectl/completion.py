@@ -32,3 +32,12 @@ def admission_modes() -> list[str]:
     from mooncake_core.config.scheduler import AdmissionMode
 
     return [mode.value for mode in AdmissionMode]
+
+
+def tier_rules() -> list[str]:
+    """What may keep the store's DRAM."""
+    from typing import get_args
+
+    from mooncake_simulator.cluster.contents import Rule
+
+    return list(get_args(Rule))

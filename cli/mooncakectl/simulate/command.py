@@ -45,6 +45,23 @@ def command(
     sweep: Annotated[
         str, typer.Option(help="prefill=5..11: the same instances in all, so many of them for prefill.")
     ] = "",
+    tiers: Annotated[
+        str,
+        typer.Option(
+            help="Rules for the store's DRAM to compare, with commas: lru (as the store does), lfu, "
+            "length-aware, predicted.",
+            autocompletion=completion.of_list(completion.tier_rules),
+        ),
+    ] = "",
+    die: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="d-0@120s..180s: an instance dies and is back; p-0@60s: it never is. May be repeated."
+        ),
+    ] = None,
+    load_age_s: Annotated[
+        float, typer.Option(min=0, help="Place and admit by loads as they were so many seconds ago.")
+    ] = 0,
     seeds: Annotated[int, typer.Option(min=1, max=100, help="Runs of each set-up; medians are told.")] = 1,
     jitter_ms: Annotated[
         float, typer.Option(min=0, help="Spread arrivals evenly over so many trace milliseconds.")
@@ -62,6 +79,7 @@ def command(
     from mooncake_scheduler.policies import UnknownPolicyError, names
     from mooncake_simulator.cluster.manifest import spec_of
     from mooncake_simulator.workloads import TraceError, read_trace
+    from mooncakectl.simulate.conditions import failures, rules
     from mooncakectl.simulate.report.page import html
     from mooncakectl.simulate.runs import answer, questions
     from mooncakectl.simulate.table import answers_table
@@ -73,6 +91,9 @@ def command(
             admissions=_admissions(admission),
             speeds=_speeds(speed),
             prefill=_sweep(sweep),
+            tiers=rules(tiers),
+            die=failures(die or ()),
+            load_age_s=load_age_s,
         )
         requests = read_trace(trace, limit=limit)
         if not requests:

@@ -15,6 +15,7 @@ def set_up(question: Question) -> dict[str, str]:
         "speed": f"{question.speed:g}×",
         "policy": spec.policy,
         "admission": spec.admission.value,
+        "tiers": "" if spec.tiers is None else spec.tiers.rule,
     }
 
 
@@ -27,11 +28,15 @@ def varying(answers: Sequence[Answer]) -> list[str]:
 def common(answers: Sequence[Answer]) -> str:
     """What all runs have in common."""
     varies = varying(answers)
-    return " · ".join(value for name, value in set_up(answers[0].question).items() if name not in varies)
+    return " · ".join(
+        value for name, value in set_up(answers[0].question).items() if value and name not in varies
+    )
 
 
 def names(answers: Sequence[Answer]) -> list[str]:
     """Of each run what is its own; of a single one, all."""
     varies = varying(answers)
     shown = [set_up(each.question) for each in answers]
-    return [" · ".join(v for name, v in each.items() if name in varies or not varies) for each in shown]
+    return [
+        " · ".join(v for name, v in each.items() if v and (name in varies or not varies)) for each in shown
+    ]

@@ -10,10 +10,13 @@ from typing import Any
 from mooncake_core.config.scheduler import AdmissionMode
 from mooncake_core.percentiles import percentile
 from mooncake_simulator.cluster.cluster import ClusterSpec
+from mooncake_simulator.cluster.contents import Rule
+from mooncake_simulator.cluster.failures import Failure
 from mooncake_simulator.cluster.manifest import with_prefill
 from mooncake_simulator.cluster.outcome import Result
 from mooncake_simulator.cluster.simulation import simulate
 from mooncake_simulator.workloads import Request, jitter
+from mooncakectl.simulate.conditions import under
 from mooncakectl.simulate.curves import Curves, curves_of
 
 
@@ -43,6 +46,7 @@ class Answer:
             "policy": spec.policy,
             "admission": spec.admission.value,
             "speed": self.question.speed,
+            "tiers": None if spec.tiers is None else spec.tiers.rule,
             **self.figures,
             "refused_by_reason": self.curves.refused_by_reason,
             "prompt_tokens": self.curves.prompt_tokens,
@@ -57,12 +61,20 @@ def questions(
     admissions: Sequence[AdmissionMode] = (),
     speeds: Sequence[float] = (1.0,),
     prefill: Sequence[int] = (),
+    tiers: Sequence[Rule] = (),
+    die: Sequence[Failure] = (),
+    load_age_s: float = 0.0,
 ) -> list[Question]:
-    """Every combination of what is to be compared; what is not given stays as in the manifest."""
+    """Every combination of what is to be compared; what is not given stays as in the manifest.
+
+    Raises:
+        ValueError: some of it cannot be.
+    """
     specs = [with_prefill(base, count) for count in prefill] or [base]
     return [
-        Question(replace(spec, policy=policy, admission=admission), speed)
+        Question(replace(each, policy=policy, admission=admission), speed)
         for spec in specs
+        for each in under(spec, tiers, die, load_age_s)
         for speed in speeds
         for policy in policies or (base.policy,)
         for admission in admissions or (base.admission,)
@@ -105,6 +117,7 @@ def _figures(result: Result) -> Iterator[tuple[str, float | None]]:
     yield "requests", result.requests
     yield "completed", result.completed
     yield "refused", result.refused
+    yield "failed", result.failed
     yield "wasted_prefills", result.wasted_prefills
     yield "goodput", result.goodput
     yield "token_goodput", result.token_goodput

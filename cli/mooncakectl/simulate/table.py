@@ -26,6 +26,9 @@ def answers_table(answers: Sequence[Answer], trace: str, seeds: int) -> Table:
         table.add_column(name, no_wrap=True)
     for name in ("goodput", "refused", "hits", "TTFT P90", "mean", "TBT P90", "busy P", "D"):
         table.add_column(name, justify="right", no_wrap=True)
+    failed = any(each.figures["failed"] for each in answers)
+    if failed:
+        table.add_column("failed", justify="right", no_wrap=True)
     best = max([each.figures["goodput"] or 0.0 for each in answers])
     for each in answers:
         figures, shown = each.figures, set_up(each.question)
@@ -40,5 +43,6 @@ def answers_table(answers: Sequence[Answer], trace: str, seeds: int) -> Table:
             in_seconds(figures["tbt_p90_s"]),
             f"{figures['prefill_utilisation'] or 0:.0%}",
             f"{figures['decode_utilisation'] or 0:.0%}",
+            *([f"{figures['failed'] or 0:.0f}"] if failed else []),
         )
     return table

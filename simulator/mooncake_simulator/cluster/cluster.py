@@ -59,6 +59,10 @@ class ClusterSpec:
             )
         if self.coupled and self.failures:
             raise ValueError("failures of coupled engines are not simulated: leave `failures` out")
+        known = [f"p-{at}" for at in range(self.prefill)] + [f"d-{at}" for at in range(self.decode)]
+        for failure in self.failures:
+            if failure.instance not in known:
+                raise ValueError(f"{failure.instance} cannot die: there are {', '.join(known)}")
         if not 0 <= self.load_age_s < inf:
             raise ValueError(f"load_age_s is a number of seconds, 0 or more, not {self.load_age_s}")
         if self.tiers is not None and self.fetch != "store":

@@ -62,7 +62,6 @@ class Present:
 def schedule(
     agenda: Agenda,
     failures: Iterable[Failure],
-    known: Iterable[str],
     *,
     dies: Callable[[str], None],
     returns: Callable[[str], None],
@@ -72,17 +71,10 @@ def schedule(
     Args:
         agenda: the time.
         failures: what is to happen.
-        known: names of the instances.
         dies: called with the name of one that dies.
         returns: called with the name of one that is back.
-
-    Raises:
-        ValueError: there is no such instance.
     """
-    names = set(known)
     for failure in failures:
-        if failure.instance not in names:
-            raise ValueError(f"{failure.instance} cannot die: there are {', '.join(sorted(names))}")
         agenda.at(failure.at_s, dies, failure.instance)
         if failure.back_s < inf:
             agenda.at(failure.back_s, returns, failure.instance)

@@ -6,12 +6,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from mooncake_core.api.cluster import MooncakeCluster
+from mooncake_core.api.kvcache import KVCachePool
 from mooncake_core.api.pools import EnginePool
 from mooncake_core.api.scalars import duration_s, quantity
 from mooncake_core.api.slo import SloTarget
 from mooncake_core.config.scheduler import AdmissionMode
 from mooncake_core.profiles import LLAMA3_70B_A800, PROFILES, Profile
 from mooncake_simulator.cluster.cluster import ClusterSpec
+from mooncake_simulator.cluster.tiers import StoreTiers
 
 
 class NotSimulatedError(ValueError):
@@ -24,7 +26,7 @@ def spec_of(cluster: MooncakeCluster) -> ClusterSpec:
     Prefill and decode instances run at the speed of `engine.simulated.profile`; real engines, whose speed no
     manifest tells, at that of the profile of the paper; of an instance of several Pods each one does.
     With a KV cache pool, instances keep no more than fits beside the weights and fetch the rest from the
-    store; without one, each counts on itself alone.
+    store, whose SSD is slower than its DRAM; without one, each counts on itself alone.
 
     Raises:
         NotSimulatedError: there is nothing to simulate, or a target that depends on the request.
@@ -37,7 +39,6 @@ def spec_of(cluster: MooncakeCluster) -> ClusterSpec:
             "spec.prefillPools and one into spec.decodePools"
         )
     profile = LLAMA3_70B_A800 if spec.engine.profile is None else PROFILES[spec.engine.profile]
-    store_bytes = sum(pool.replicas * quantity(pool.segment_size) for pool in spec.kv_cache_pools)
     return ClusterSpec(
         prefill=prefill,
         decode=decode,
@@ -52,7 +53,31 @@ def spec_of(cluster: MooncakeCluster) -> ClusterSpec:
         tbt_target_s=_seconds(spec.slo.tbt, "tbt"),
         fetch="store" if spec.kv_cache_pools else "none",
         cache_tokens=profile.kv_capacity_tokens,
-        store_tokens=int(store_bytes / profile.kv_bytes_per_token) if spec.kv_cache_pools else None,
+        store_tokens=_store_tokens(spec.kv_cache_pools, profile),
+        tiers=_tiers(spec.kv_cache_pools, profile),
+    )
+
+
+def _store_tokens(pools: Sequence[KVCachePool], profile: Profile) -> int | None:
+    """KV that fits into the store, whichever tier."""
+    if not pools:
+        return None
+    held = [
+        pool.replicas * max(quantity(pool.segment_size), quantity(pool.ssd.size) if pool.ssd else 0)
+        for pool in pools
+    ]
+    return int(sum(held) / profile.kv_bytes_per_token)
+
+
+def _tiers(pools: Sequence[KVCachePool], profile: Profile) -> StoreTiers | None:
+    """DRAM and SSD, where there is an SSD; what stays in DRAM as the store itself decides it."""
+    if not any(pool.ssd for pool in pools):
+        return None
+    dram_bytes = sum(pool.replicas * quantity(pool.segment_size) for pool in pools)
+    return StoreTiers(
+        dram_tokens=int(dram_bytes / profile.kv_bytes_per_token),
+        nodes=sum(pool.replicas for pool in pools),
+        rule="lru",
     )
 
 

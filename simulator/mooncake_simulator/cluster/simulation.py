@@ -153,7 +153,7 @@ class _Simulation:
             self.late.look_at([outcome.arrival_s for outcome in self.outcomes])
         if self.tiers is not None and self.outcomes:
             self.tiers.look_ahead_until(self.outcomes[-1].arrival_s)
-        schedule(self.agenda, self.spec.failures, self.numbers, dies=self._dies, returns=self._returns)
+        schedule(self.agenda, self.spec.failures, dies=self._dies, returns=self._returns)
         last_s = max([outcome.arrival_s for outcome in self.outcomes], default=0.0)
         watch = ReplicaWatch(self.agenda, self.residency, self.spec.prefill, requests, last_s)
         self.agenda.run()

@@ -114,3 +114,53 @@ def test_a_pipeline_of_two_pods_answers_sooner_than_one_pod_and_cannot_be_swept(
     )
     assert (code, printed) == (1, "")
     assert "write instance.size 1" in complained
+
+
+def with_ssd(folder: Path) -> Path:
+    """The quickstart's cluster, its store with an SSD."""
+    text = QUICKSTART.read_text()
+    at = text.index("segmentSize:")
+    line_end = text.index("\n", at)
+    indent = " " * (at - text.rindex("\n", 0, at) - 1)
+    path = folder / "ssd.yaml"
+    path.write_text(text[:line_end] + f"\n{indent}ssd: {{size: 100Gi, path: /data/kv}}" + text[line_end:])
+    return path
+
+
+def test_rules_for_the_stores_dram_are_compared_where_it_has_an_ssd(trace: Path, tmp_path: Path) -> None:
+    arguments = ("--trace", trace, "--tiers", "lru,predicted", "--json")
+    code, printed, _ = _run("-f", with_ssd(tmp_path), *arguments)
+    assert code == 0
+    assert [run["tiers"] for run in json.loads(printed)["runs"]] == ["lru", "predicted"]
+    code, _, told = _run("-f", QUICKSTART, *arguments)
+    assert code == 1
+    assert "kvCachePools[].ssd" in told
+    code, _, told = _run("-f", with_ssd(tmp_path), "--trace", trace, "--tiers", "mru")
+    assert code == 1
+    assert "lru, lfu, length-aware, predicted" in told
+
+
+def test_instances_that_die_leave_their_mark(trace: Path) -> None:
+    code, printed, _ = _run("-f", QUICKSTART, "--trace", trace, "--die", "d-0@5s..15s", "--json")
+    assert code == 0
+    (run,) = json.loads(printed)["runs"]
+    assert run["completed"] + run["refused"] + run["failed"] == run["requests"]
+    assert run["failed"] > 0
+    code, printed, _ = _run("-f", QUICKSTART, "--trace", trace, "--die", "d-0@5s..15s")
+    assert code == 0
+    assert "failed" in printed
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("d-0", "write e.g. d-0@120s"),
+        ("d-0@soon", "not a duration: 'soon'"),
+        ("d-0@9s..3s", "the second after the first"),
+        ("x-9@5s", "x-9 cannot die: there are p-0"),
+    ],
+)
+def test_deaths_that_cannot_be_are_refused(trace: Path, text: str, told: str) -> None:
+    code, _, error = _run("-f", QUICKSTART, "--trace", trace, "--die", text)
+    assert code == 1
+    assert told in " ".join(error.split())
