@@ -191,9 +191,10 @@ def _none_does(trial: Trial, most: Size) -> str:
 
 def _million_tokens_an_hour(requests: Sequence[Request], speed: float) -> float:
     """Tokens of prompts and answers that the trace brings in an hour, in millions."""
+    from mooncakectl.plan.demand import arrivals_s
+
     tokens = sum(request.input_length + request.output_length for request in requests)
-    span_s = (requests[-1].timestamp_ms - requests[0].timestamp_ms) / 1e3 / speed
-    return tokens / 1e6 / max(span_s, 1.0) * 3600
+    return tokens / 1e6 / max(arrivals_s(requests, speed), 1.0) * 3600
 
 
 def _told(chosen: Size, prices: Prices, unit: str, million_tokens: float) -> str:

@@ -21,7 +21,7 @@ def least_size(spec: ClusterSpec, trace: Sequence[Request], objectives: Objectiv
     """
     first = CostModel.from_profile(spec.prefill_kinds[0])
     model = CostModel.from_profile(spec.decode_kinds[0])
-    span_s = (trace[-1].timestamp_ms - trace[0].timestamp_ms) / 1e3 / speed
+    span_s = arrivals_s(trace, speed)
     prefill = decode = 1
     if objectives.ttft is not None:
         needed_s = _cheapest(_prefills_s(first, trace), objectives.ttft.share)
@@ -36,6 +36,12 @@ def least_size(spec: ClusterSpec, trace: Sequence[Request], objectives: Objectiv
         )
         decode = ceil(_cheapest(steps, objectives.tbt.share) * token_s / (span_s + late_s) - 1e-9)
     return Size(max(1, prefill), max(1, decode))
+
+
+def arrivals_s(trace: Sequence[Request], speed: float) -> float:
+    """Seconds from the first arrival to the last; a trace need not be in their order."""
+    times_ms = [request.timestamp_ms for request in trace]
+    return (max(times_ms) - min(times_ms)) / 1e3 / speed
 
 
 def _prefills_s(model: CostModel, trace: Sequence[Request]) -> list[float]:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from mooncake_simulator.cluster.cluster import ClusterSpec
 from mooncake_simulator.cluster.simulation import simulate
 from mooncake_simulator.workloads import Request
-from mooncakectl.plan.demand import least_size
+from mooncakectl.plan.demand import arrivals_s, least_size
 from mooncakectl.plan.search import NoSizeError, Prices, Size, cheapest
 from mooncakectl.plan.slo import Objective, Objectives, kept
 
@@ -102,3 +102,11 @@ def _whole(trace: list[Request]) -> list[Request]:
         )
         for each in trace
     ]  # fmt: skip
+
+
+def test_a_trace_out_of_order_spans_the_time_that_it_spans() -> None:
+    trace = [
+        Request(timestamp_ms=each, input_length=1, output_length=1, hash_ids=(1,))
+        for each in (9_000.0, 1_000.0, 5_000.0)
+    ]
+    assert arrivals_s(trace, 2.0) == 4.0
