@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from statistics import median
 
 import msgspec
 from rows import Found, Row
 from setups import Traces, placed, stalling
 
-from mooncake_core.profiles import LLAMA3_70B_A800
+from mooncake_core.profiles import LLAMA3_70B_A800, Profile
 from mooncake_simulator.cluster.cluster import ClusterSpec
+from mooncake_simulator.cluster.systems import chunked, distserve, prefill_first
 
 PUBLISHED = {"conversation": (498.0, 157.0, 59.0), "synthetic": (62.0, 40.0, 28.0)}
 TARGETS_MS = (100, 200, 300)
@@ -35,7 +35,7 @@ def coupled(traces: Traces) -> Iterator[Row]:
             "8P8D or 10P6D, no shared store, TTFT 30 s"
         )
         for target_ms, expected in zip(TARGETS_MS, gains, strict=True):
-            yield _gain(traces, name, [_whole(), _whole(LOCAL_CACHE_TOKENS)], ours, target_ms).row(
+            yield _gain(traces, name, _prefill_first(), ours, target_ms).row(
                 f"gain over prefill first, {name}, TBT {target_ms} ms", "reproduce",
                 f"{expected} % within 2.5×",
                 lambda gain, expected=expected: expected / 2.5 <= gain <= expected * 2.5, setup,
@@ -58,26 +58,16 @@ def _beside() -> dict[str, list[ClusterSpec]]:
         decode_t2_s_per_token=OLD_STEP * LLAMA3_70B_A800.decode_t2_s_per_token,
     )
     return {
-        "prefill first with the steps of vLLM 0.5": [
-            replace(_whole(tokens), profile=slow) for tokens in (0, LOCAL_CACHE_TOKENS)
-        ],
-        "chunks of 512": [_whole(LOCAL_CACHE_TOKENS, chunk_tokens=512)],
-        "chunks of 2 048": [_whole(LOCAL_CACHE_TOKENS, chunk_tokens=2_048)],
-        "DistServe": [distserve(prefill, 16 - prefill) for prefill in (8, 10)],
+        "prefill first with the steps of vLLM 0.5": _prefill_first(slow),
+        "chunks of 512": [chunked(16, chunk_tokens=512, cache_tokens=LOCAL_CACHE_TOKENS)],
+        "chunks of 2 048": [chunked(16, chunk_tokens=2_048, cache_tokens=LOCAL_CACHE_TOKENS)],
+        "DistServe": [stalling(distserve(prefill, 16 - prefill)) for prefill in (8, 10)],
     }
 
 
-def distserve(prefill: int, decode: int) -> ClusterSpec:
-    """Disaggregated without a pool: nothing of a prompt is kept once it is handed over."""
-    spec = ClusterSpec(prefill, decode, policy="load-balance", fetch="none", cache_tokens=0)
-    return stalling(spec)
-
-
-def _whole(cache_tokens: int = 0, *, chunk_tokens: int | None = None) -> ClusterSpec:
-    return ClusterSpec(
-        16, 0, policy="round-robin", coupled="chunked" if chunk_tokens else "prefill-first", fetch="none",
-        cache_tokens=cache_tokens, chunk_tokens=chunk_tokens or 2_048,
-    )  # fmt: skip
+def _prefill_first(profile: Profile = LLAMA3_70B_A800) -> list[ClusterSpec]:
+    """Without prefix caching and with it."""
+    return [prefill_first(16, cache_tokens=tokens, profile=profile) for tokens in (0, LOCAL_CACHE_TOKENS)]
 
 
 def _gain(
