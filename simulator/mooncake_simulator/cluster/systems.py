@@ -9,7 +9,7 @@ from mooncake_simulator.cluster.cluster import ClusterSpec
 def prefill_first(
     instances: int, *, cache_tokens: int = 0, policy: str = "round-robin", profile: Profile = LLAMA3_70B_A800
 ) -> ClusterSpec:
-    """Engines as those of vLLM V0, which do both, and compute a waiting prompt whole before the next decode step.
+    """Engines as those of vLLM V0: both in one, and a waiting prompt is computed whole before the next step.
 
     Args:
         instances: that do both.
