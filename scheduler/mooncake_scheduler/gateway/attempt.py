@@ -16,7 +16,7 @@ from mooncake_scheduler.conductor.cost import Sent
 from mooncake_scheduler.conductor.model import Placement
 from mooncake_scheduler.gateway import engines
 from mooncake_scheduler.gateway.answers import usage_of, with_cached_tokens, without_kv_params
-from mooncake_scheduler.gateway.errors import ErrorAnswer, upstream_failed
+from mooncake_scheduler.gateway.errors import ErrorAnswer
 from mooncake_scheduler.gateway.flow import ClientLeftError, DeadlineError, StagedLostError
 from mooncake_scheduler.gateway.http1.heads import JSON, header
 from mooncake_scheduler.gateway.job import Job
@@ -58,14 +58,15 @@ class Attempt(Sending):
 
         Raises:
             ClientLeftError: the client left; the engines were told.
-            ErrorAnswer: 429, decode has no room (mode `none`); 503, the instance left. `unwanted` may be set.
+            ErrorAnswer: 429, decode has no room (mode `none`). `unwanted` may be set.
         """
         placement = self._placement
         members = self._services.roster.members
         decode = members.get(placement.decode.id)
         prefill = None if placement.prefill is None else members.get(placement.prefill.id)
-        if decode is None:
-            raise upstream_failed("the instance has just left: try again", "instance_gone", 503)
+        if decode is None or (prefill is None and placement.prefill is not None):
+            # It left while the place was taken, and nobody is offered it again.
+            return Failure(None, Setback.GONE, self._job.phase)
         try:
             if prefill is None or not engines.pairs(prefill.instance, decode.instance):
                 self._needs_no_turn()

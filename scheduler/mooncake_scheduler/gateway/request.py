@@ -205,7 +205,8 @@ class Request:
 
     def _remedy(self, failure: Failure, excluded: set[str]) -> Remedy:
         job, services = self._job, self._services
-        excluded.add(failure.member.instance.id)
+        if failure.member is not None:
+            excluded.add(failure.member.instance.id)
         self._met_back_pressure |= failure.setback is Setback.BACK_PRESSURE
         retries = job.decision.attempts - 1 - self._not_reached
         reached = failure.setback not in (Setback.CONNECT, Setback.GONE)

@@ -38,7 +38,8 @@ class Staged(msgspec.Struct, frozen=True):
 class Failure(NamedTuple):
     """A leg that was not served."""
 
-    member: Member
+    member: Member | None
+    """Whose it was; None = it is known no more."""
     setback: Setback
     phase: Phase
     staged: Staged | None = None

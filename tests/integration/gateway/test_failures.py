@@ -3,10 +3,11 @@ from __future__ import annotations
 import asyncio
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from mooncake_testing.gateway import gateway
+from mooncake_testing.gateway import gateway, write_instances
 from mooncake_testing.scripted_engine import Act, ScriptedEngine, engines
 from mooncake_testing.scripted_pools import is_error, pools
 from mooncake_testing.waiting import until
@@ -280,6 +281,31 @@ async def test_a_stream_that_has_begun_goes_on_without_the_prefill_that_died(tmp
         roster.lost(roster.members["p0"])
         assert (await asked).rstrip().endswith("data: [DONE]")
         assert len(decode[0].legs) == 1
+        await running.settled()
+
+
+@pytest.mark.parametrize("leaves", ["prefill", "decode"])
+async def test_an_instance_that_leaves_while_its_place_is_taken_is_replaced_by_another(
+    tmp_path: Path, leaves: str
+) -> None:
+    async with pools(tmp_path, prefill=2, decode=2) as (running, prefill, decode):
+        services = running.scheduler.services
+        place, gone = services.placer.place, []
+
+        async def place_then_leave(*args: Any, **named: Any) -> Any:
+            placement, world = await place(*args, **named)
+            if not gone:
+                gone.append(getattr(placement, leaves).id)
+                listed = [e.instance() for e in (*prefill, *decode) if e.name not in gone]
+                write_instances(tmp_path / "instances.json", listed)
+                await services.roster.refresh()
+                assert gone[0] not in services.roster.members
+            return placement, world
+
+        services.placer.place = place_then_leave
+        assert (await running.complete()).status_code == 200
+        (left,) = (engine for engine in (*prefill, *decode) if engine.name in gone)
+        assert left.legs == []
         await running.settled()
 
 
