@@ -61,7 +61,7 @@ bench-index: $(STAMP) ## measure the prefix index, and Dynamo's indexer beside i
 bench-reconcile: $(STAMP) ## 1 000 Pods of 50 pools to Ready, beside 50 Deployments (root; a cluster of its own)
 	$(BIN)/python benchmarks/reconcile
 
-bench-sim: $(STAMP) ## the simulator against the papers' figures and the goals (needs the published traces)
+bench-sim: $(STAMP) ## the simulator against the papers' figures and the goals (needs the published traces; 20 minutes)
 	$(BIN)/python -P benchmarks/simulator
 
 evaluation: $(STAMP) ## run bench-sim whole and write docs/evaluation.md from its rows

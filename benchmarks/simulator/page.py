@@ -23,7 +23,7 @@ from typing import Any
 HERE = Path(__file__).parent
 FOUND = HERE / "found.json"
 PAGE = HERE.parents[1] / "docs" / "evaluation.md"
-_UNEXPLAINED = "not explained yet"
+_UNEXPLAINED = "Not explained yet."
 
 RowDocument = Mapping[str, Any]
 
@@ -87,9 +87,12 @@ def _table(rows: Sequence[RowDocument], seeds: int, why: Mapping[str, str]) -> s
     setups = list(dict.fromkeys(row["setup"] for row in rows if row["setup"]))
     runs = f"medians of {seeds} seeds" if seeds > 1 else "one seed"
     lines += ["", f"Set-up ({runs}, ties at random): {'; or '.join(setups)}." if setups else runs]
-    reasons = [f"- *{row['name']}*: {_why(row, why)}" for row in rows if _failed(row)]
+    reasons = _reasons([row for row in rows if _failed(row)], why)
     if reasons:
-        lines += ["", "Why not:", "", *reasons]
+        lines += ["", "Why not:", ""]
+        lines += [
+            f"- {'; '.join(each['name'] for each in missed)}: {said}" for said, missed in reasons.items()
+        ]
     return "\n".join(lines)
 
 
@@ -142,11 +145,21 @@ def _missed(found: Mapping[str, Any], why: Mapping[str, str]) -> str:
     rows = [row for group in found.values() for row in group["rows"] if _failed(row)]
     if not rows:
         return "Every row holds."
-    lines = [
-        f"- {row['name']}: {_number(row['ours'])} where {row['expected']} was expected. {_why(row, why)}"
-        for row in rows
-    ]
+    lines = []
+    for said, missed in _reasons(rows, why).items():
+        told = [
+            f"{row['name']}: {_number(row['ours'])} where {row['expected']} was expected" for row in missed
+        ]
+        lines.append(f"- {'; '.join(told)}. {said}")
     return "\n".join(lines)
+
+
+def _reasons(rows: Sequence[RowDocument], why: Mapping[str, str]) -> dict[str, list[RowDocument]]:
+    """Rows by why they do not hold: what is one reason is told once."""
+    found: dict[str, list[RowDocument]] = {}
+    for row in rows:
+        found.setdefault(_why(row, why), []).append(row)
+    return found
 
 
 if __name__ == "__main__":

@@ -48,8 +48,15 @@ def test_what_falls_short_is_told_twice_with_its_reason_or_that_there_is_none(wr
     found = {"load": _group(_row("mean TTFT, 8P", holds=False, ours=0.9), _row("P99", holds=False))}
     text = writer.page("{{missed}}\n{{rows load}}", found, {"mean TTFT, *": "The order is missing."})
     assert "- mean TTFT, 8P: 0.900 where ≤ 0.80 was expected. The order is missing." in text
-    assert "- *mean TTFT, 8P*: The order is missing." in text
-    assert "- *P99*: not explained yet" in text
+    assert "- mean TTFT, 8P: The order is missing." in text
+    assert "- P99: Not explained yet." in text
+
+
+def test_one_reason_of_several_rows_is_told_once(writer: ModuleType) -> None:
+    found = {"load": _group(_row("a", holds=False), _row("b"), _row("c", holds=False))}
+    text = writer.page("{{rows load}}", found, {"*": "One reason."})
+    assert "- a; c: One reason." in text
+    assert text.count("One reason.") == 1
 
 
 def test_rows_that_are_told_and_not_judged_count_for_nothing(writer: ModuleType) -> None:
