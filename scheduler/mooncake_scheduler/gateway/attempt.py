@@ -170,8 +170,6 @@ class Attempt(Sending):
         waiting = None if turns is None else services.ledger.waiting(job.ask.id)
         if turns is None or waiting is None:
             return None
-        # Who shares its prefix comes to the same instance, and behind it.
-        await self._believe(member.instance, self._placement.ttft_s)
         job.limit(services.config.prefill_timeout_s)
         began_s = time.monotonic()
         try:

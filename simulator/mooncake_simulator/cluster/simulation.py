@@ -380,7 +380,9 @@ class _Life:
                 ready_s = max(ready_s, world.tiers.fetch(self.request.hash_ids, first, last))
         if world.tiers is not None and self.turn is None:
             self.turn = world.tiers.turn(self.request.hash_ids, self.request.input_length)
-        world.residency.promise(self.prefill, self.request.hash_ids)
+        if world.order is None:
+            # Else those who wait behind it would count on it, and may be sent before it.
+            world.residency.promise(self.prefill, self.request.hash_ids)
         waiting = world.board.book.waiting(self.ask.id)
         world.queues[self.prefill].add(Job(ready_s, self._begin, self._prefilled, waiting))
 
@@ -422,12 +424,28 @@ class _Life:
             return 0.0, 0.0
         self.world.board.begin_prefill(self.ask.id, self.world.agenda.now_s)
         outcome, placement = self.outcome, self.placement
-        outcome.cached_tokens = placement.prefix_tokens
+        tokens, cached = outcome.prompt_tokens, self._found_tokens()
+        outcome.cached_tokens = cached
         outcome.fetched_tokens = placement.fetch_tokens
-        tokens, cached = outcome.prompt_tokens, placement.prefix_tokens
         outcome.prefill_s = self.model.prefill_s(tokens, cached)
         occupied_s = self.model.occupied_s(tokens, cached)
         return occupied_s, outcome.prefill_s - occupied_s
+
+    def _found_tokens(self) -> int:
+        """Tokens of the prefix that are there when its turn comes, in the cache and fetched.
+
+        In line that is what was counted on. While it waits for its turn others may compute more of it, or
+        what it counted on has to make room.
+        """
+        world, placement = self.world, self.placement
+        if world.order is None:
+            return placement.prefix_tokens
+        blocks = self.request.hash_ids
+        held = world.residency.present_depth(self.prefill, blocks) * BLOCK_TOKENS
+        if placement.fetch_tokens and held >= placement.prefix_tokens - placement.fetch_tokens:
+            held = max(held, placement.prefix_tokens)
+        world.residency.promise(self.prefill, blocks)
+        return min(held, self.outcome.prompt_tokens - 1)
 
     def _prefilled(self) -> None:
         if self.gone:
