@@ -98,24 +98,27 @@ def estimate_fetched(ask: Ask, view: InstanceView, model: CostModel) -> PrefillE
     )
 
 
-def in_order(estimate: PrefillEstimate, order: QueueOrder, now_s: float) -> PrefillEstimate:
+def in_order(
+    estimate: PrefillEstimate, order: QueueOrder, now_s: float, drain_s: float = 0.0
+) -> PrefillEstimate:
     """An estimate for an instance where turns are taken in an order.
 
     Args:
         estimate: As if it came last.
         order: In which turns are taken.
         now_s: The moment.
+        drain_s: Of the prefill, what keeps nobody behind it waiting (`CostModel.drain_s`).
     """
     load = estimate.view.load
     if not load.waiting:
         return estimate
-    prefill_s = estimate.prefill_s
-    joined = order.join(load, Waiting(now_s, int(prefill_s * 1e6), inf), now_s)
+    occupied_s = estimate.prefill_s - drain_s
+    joined = order.join(load, Waiting(now_s, int(occupied_s * 1e6), inf), now_s)
     return replace(
         estimate,
-        ttft_s=estimate.transfer_s + joined.queue_s + prefill_s,
+        ttft_s=estimate.transfer_s + joined.queue_s + estimate.prefill_s,
         queue_s=joined.queue_s,
-        delay_s=prefill_s * joined.behind,
+        delay_s=occupied_s * joined.behind,
     )
 
 

@@ -1,17 +1,22 @@
 """Instances whose prompts pass through stages, by numbers that can be worked out by hand."""
 
 import random
+from math import inf
 
 import pytest
 
 from mooncake_core.config.scheduler import AdmissionMode
+from mooncake_core.ledger import InstanceLoad, Waiting
 from mooncake_core.profiles import LLAMA3_70B_A800
+from mooncake_core.registry import Role
 from mooncake_scheduler.conductor.admission import Admission
 from mooncake_scheduler.conductor.conductor import Conductor
 from mooncake_scheduler.conductor.cost import Computed, CostModel, CostModels
-from mooncake_scheduler.conductor.model import Placement, Slo, World
+from mooncake_scheduler.conductor.model import InstanceView, Placement, Slo, World
+from mooncake_scheduler.conductor.order import QueueOrder
+from mooncake_scheduler.conductor.placement import estimate_local, in_order
 from mooncake_scheduler.policies import create
-from mooncake_testing.worlds import Script, ask, decode, prefill
+from mooncake_testing.worlds import Script, ask, decode, instance, prefill
 
 FOUR = CostModel(b_s_per_token=1e-3, stages=4, chunk_tokens=100)
 ONE = CostModel(b_s_per_token=4e-3)
@@ -129,3 +134,14 @@ def test_where_turns_are_taken_a_promise_leaves_time_for_the_later_stages():
     assert reservation.latest_end_s == pytest.approx(10.0 + 2.0 - 0.3)
     # Its turn is at 0.2 s and takes 1.0: 0.5 s of others' work fit before it.
     assert conductor.limits(ask(1_000), placement, scene).queued_s == pytest.approx(1.7, abs=0.01)
+
+
+def test_who_waits_at_a_pipeline_is_put_off_by_the_first_stage_alone():
+    waiting = Waiting(0.0, 2_000_000, inf)
+    load = InstanceLoad(queued_s=2.0, queued=1, waiting=(waiting,))
+    view = InstanceView(instance("p", Role.PREFILL, instance_class="four"), load)
+    estimate = estimate_local(ask(1_000), view, FOUR)
+    # Shorter than the one that waits, so ahead of it: that one begins 1.0 s later, not 1.3.
+    joined = in_order(estimate, QueueOrder(), 0.0, FOUR.drain_s(1_000, 0))
+    assert joined.ttft_s == pytest.approx(1.3)
+    assert joined.delay_s == pytest.approx(1.0)
