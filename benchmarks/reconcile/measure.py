@@ -9,7 +9,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,11 +24,12 @@ from e2e.kube import Kube
 from e2e.played_kubelet import Behaviour, NodeShape, PlayedNodes
 
 from accounts import AuditLog, Call, Usage, counted, find_programs, usage_of
+from gate_keeper import GATE, GateKeeper
 from schedulers import ENGINES, ROLE_LABEL, PlayedSchedulers
-from workload import Object, cluster, deployments, secret
+from workload import Object, cluster, deployments, secret, services_and_budgets
 
 ROOT = Path(__file__).resolve().parents[2]
-OURS, BUILT_IN = "ours", "built-in"
+OURS, BUILT_IN, ALIKE = "ours", "built-in", "alike"
 ACCOUNT = "system:serviceaccount:mooncake-system:mooncake-operator"
 CONTROLLERS = tuple(
     f"system:serviceaccount:kube-system:{name}-controller" for name in ("deployment", "replicaset")
@@ -72,7 +73,7 @@ class Bench:
     def __init__(self, arguments: argparse.Namespace, kube: Kube, played: PlayedNodes) -> None:
         self._arguments = arguments
         self._kube = kube
-        self._played = played
+        self.played = played
         self._audit = AuditLog(arguments.audit)
         self._programs = find_programs(f"MOONCAKE_TEST_CLUSTER={arguments.cluster}")
         self._programs["played kubelets"] = os.getpid()
@@ -153,7 +154,7 @@ class Bench:
 
         def count() -> tuple[int, bool]:
             good = others = 0
-            for pod, _ in self._played.pods():
+            for pod, _ in self.played.pods():
                 metadata = pod["metadata"]
                 labels = metadata.get("labels") or {}
                 engine = labels.get(ROLE_LABEL) in ENGINES or "app" in labels
@@ -170,7 +171,7 @@ class Bench:
     async def gone(self, side: Side) -> None:
         """Wait until nothing of a side is left on the nodes."""
         say(f"{side.name:>9} removing")
-        while any(pod["metadata"]["namespace"] in side.namespaces for pod, _ in self._played.pods()):
+        while any(pod["metadata"]["namespace"] in side.namespaces for pod, _ in self.played.pods()):
             await asyncio.sleep(0.5)
 
 
@@ -198,14 +199,17 @@ async def main(arguments: argparse.Namespace) -> None:
         numbers = range(min(arguments.namespaces or arguments.clusters, arguments.clusters))
         built_in = Side(BUILT_IN, [f"built-in-{n}" for n in numbers], CONTROLLERS, "kube-controller-manager")
         ours = Side(OURS, [f"ours-{n}" for n in numbers], (ACCOUNT,), "operator")
-        for name in (*built_in.namespaces, *ours.namespaces, "mooncake-system"):
+        alike = Side(ALIKE, [f"alike-{n}" for n in numbers], CONTROLLERS, "kube-controller-manager")
+        for name in (*built_in.namespaces, *alike.namespaces, *ours.namespaces, "mooncake-system"):
             await kube.create({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}})
         await measure_deployments(bench, built_in, kube, arguments)
         await bench.gone(built_in)
+        await measure_alike(bench, alike, kube, arguments)
+        await bench.gone(alike)
         async with operator(arguments, kube) as process:
             bench.watch_over(process)
             await measure_clusters(bench, ours, kube, arguments)
-        report(bench, built_in, ours)
+        report(bench, (built_in, alike, ours))
 
 
 async def measure_deployments(bench: Bench, side: Side, kube: Kube, arguments: argparse.Namespace) -> None:
@@ -220,9 +224,26 @@ async def measure_deployments(bench: Bench, side: Side, kube: Kube, arguments: a
         await asyncio.gather(*map(kube.apply, wanted))
 
     await bench.measure(side, "create", lambda: apply(10), bench.ready(side, lambda pod: True))
-    await bench.measure(
-        side, "change", lambda: apply(20), bench.ready(side, lambda pod: scale_of(pod) == "20")
-    )
+    if not arguments.no_change:
+        is_changed = bench.ready(side, lambda pod: scale_of(pod) == "20")
+        await bench.measure(side, "change", lambda: apply(20), is_changed)
+    for namespace in side.namespaces:
+        await kube.delete("Namespace", namespace)
+
+
+async def measure_alike(bench: Bench, side: Side, kube: Kube, arguments: argparse.Namespace) -> None:
+    """Deployments whose Pods have a readiness gate, Services and budgets, as a cluster's have."""
+
+    async def apply() -> None:
+        wanted = []
+        for number in range(arguments.clusters):
+            namespace = side.namespace(number)
+            wanted += services_and_budgets(number, arguments.instances, namespace)
+            wanted += deployments(number, arguments.instances, namespace, gate=GATE)
+        await asyncio.gather(*map(kube.apply, wanted))
+
+    async with GateKeeper(kube, bench.played, frozenset(side.namespaces)):
+        await bench.measure(side, "create", apply, bench.ready(side, lambda pod: True))
     for namespace in side.namespaces:
         await kube.delete("Namespace", namespace)
 
@@ -237,9 +258,9 @@ async def measure_clusters(bench: Bench, side: Side, kube: Kube, arguments: argp
 
     await asyncio.gather(*(kube.create(secret(namespace)) for namespace in side.namespaces))
     await bench.measure(side, "create", lambda: apply(10), bench.ready(side, lambda pod: True))
-    await bench.measure(
-        side, "change", lambda: apply(20), bench.ready(side, lambda pod: scale_of(pod) == "20")
-    )
+    if not arguments.no_change:
+        is_changed = bench.ready(side, lambda pod: scale_of(pod) == "20")
+        await bench.measure(side, "change", lambda: apply(20), is_changed)
     await bench.rest(side, arguments.idle)
 
 
@@ -321,21 +342,23 @@ async def account(kube: Kube) -> str:
     return token
 
 
-def report(bench: Bench, built_in: Side, ours: Side) -> None:
+def report(bench: Bench, all_sides: Sequence[Side]) -> None:
     """The table, and the line for machines."""
-    print(f"\n{'':<34}{'built-in':>12}{'ours':>12}")
-    for phase in ("create", "change", "idle"):
-        sides = [side.phases.get(phase) for side in (built_in, ours)]
+    *_, ours = all_sides
+    print(f"\n{'':<34}" + "".join(f"{side.name:>12}" for side in all_sides))
+    for phase in ours.phases:
+        sides = [side.phases.get(phase) for side in all_sides]
         row(f"{phase}: seconds", sides, lambda p: f"{p.seconds:.1f}")
         row(f"{phase}: API calls a Pod", sides, lambda p: f"{len(p.calls) / bench.wanted:.2f}")
         row(f"{phase}: writes", sides, lambda p: str(p.writes))
         row(f"{phase}: RSS, MiB", sides, lambda p: f"{p.rss_mib:.0f}")
         for program in ours.phases[phase].cpu_s:
             row(f"{phase}: CPU s, {program}", sides, lambda p, n=program: f"{p.cpu_s.get(n, 0.0):.1f}")
+        row(f"{phase}: CPU s together", sides, lambda p: f"{sum(p.cpu_s.values()):.1f}")
         for calls, number in counted(ours.phases[phase].calls).most_common(16):
             print(f"    {number:>6} {calls}")
     create, idle = ours.phases["create"], ours.phases["idle"]
-    taken = {side.name: side.phases["create"].seconds for side in (built_in, ours)}
+    taken = {side.name: side.phases["create"].seconds for side in all_sides}
     for what, number in counted([call for call in idle.calls if call.writes]).items():
         print(f"written while idle: {number} × {what}")
     print(
@@ -344,6 +367,8 @@ def report(bench: Bench, built_in: Side, ours: Side) -> None:
                 "ours_s": round(taken[OURS], 2),
                 "builtin_s": round(taken[BUILT_IN], 2),
                 "ratio": round(taken[OURS] / taken[BUILT_IN], 3),
+                "alike_s": round(taken[ALIKE], 2),
+                "ratio_alike": round(taken[OURS] / taken[ALIKE], 3),
                 "api_calls_per_pod": round(len(create.calls) / bench.wanted, 2),
                 "idle_writes": idle.writes,
                 "rss_mib": round(max(phase.peak_mib for phase in ours.phases.values())),
@@ -375,6 +400,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--idle", type=float, required=True)
     parser.add_argument("--start", type=float, required=True)
     parser.add_argument("--namespaces", type=int)
+    parser.add_argument("--no-change", action="store_true")
     parser.add_argument("--workers", type=int)
     parser.add_argument("--profile", type=Path)
     return parser.parse_args()

@@ -48,23 +48,50 @@ def secret(namespace: str) -> Object:
     }
 
 
-def deployments(number: int, instances: int, namespace: str, *, time_scale: int = 10) -> list[Object]:
-    """Two Deployments in place of a cluster, with the very Pods that the operator makes, its gate apart."""
+def deployments(
+    number: int, instances: int, namespace: str, *, time_scale: int = 10, gate: str = ""
+) -> list[Object]:
+    """Two Deployments in place of a cluster, with the very Pods that the operator makes.
+
+    Args:
+        number: of the cluster.
+        instances: of each Deployment.
+        namespace: where.
+        time_scale: the field that is changed later.
+        gate: a readiness gate of the Pods; empty = they have none.
+    """
     spec = cluster(number, 1, namespace, time_scale=time_scale)
     pods = render(MooncakeCluster.model_validate(spec), ClusterNames()).pods
     return [
-        _deployment(f"c{number}-{pod['metadata']['labels']['mooncake.io/role']}", instances, pod)
+        _deployment(f"c{number}-{pod['metadata']['labels']['mooncake.io/role']}", instances, pod, gate)
         for pod in pods
     ]
 
 
-def _deployment(name: str, replicas: int, pod: Object) -> Object:
+def services_and_budgets(number: int, instances: int, namespace: str) -> list[Object]:
+    """What controllers of Kubernetes keep up to date for each pool of a cluster, for two Deployments."""
+    found: list[Object] = []
+    for role in ("prefill", "decode"):
+        name = f"c{number}-{role}"
+        metadata = {"name": name, "namespace": namespace}
+        headless = {"clusterIP": "None", "publishNotReadyAddresses": True, "selector": {"app": name}}
+        budget = {"minAvailable": instances - 1, "selector": {"matchLabels": {"app": name}}}
+        found += [
+            {"apiVersion": "v1", "kind": "Service", "metadata": metadata, "spec": headless},
+            {"apiVersion": "policy/v1", "kind": "PodDisruptionBudget", "metadata": metadata, "spec": budget},
+        ]
+    return found
+
+
+def _deployment(name: str, replicas: int, pod: Object, gate: str) -> Object:
     labels = {**pod["metadata"]["labels"], "app": name}
     # The operator would take them for strangers of its clusters, which is another test.
     labels = {key: value for key, value in labels.items() if not key.startswith("mooncake.io/")}
     labels["app.kubernetes.io/managed-by"] = "benchmark"
     spec = {key: value for key, value in pod["spec"].items() if key not in ("readinessGates", "hostname")}
     spec["restartPolicy"] = "Always"
+    if gate:
+        spec["readinessGates"] = [{"conditionType": gate}]
     return {
         "apiVersion": "apps/v1",
         "kind": "Deployment",
