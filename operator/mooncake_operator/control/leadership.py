@@ -54,6 +54,8 @@ class Leadership:
         self._now = now
         self._seen: tuple[str, float] | None = None
         """The resourceVersion last seen, and since when it has been that one."""
+        self._ours: Object | None = None
+        """The Lease as we wrote it last."""
         self.held = False
 
     async def acquire(self) -> None:
@@ -105,7 +107,7 @@ class Leadership:
         """Let another take over at once; quietly does nothing where that fails."""
         if not self.held:
             return
-        self.held = False
+        self.held, self._ours = False, None
         try:
             async with asyncio.timeout(self._terms.retry_s):
                 lease = await self._client.get(LEASE, self._terms.namespace, self._terms.name)
@@ -117,6 +119,14 @@ class Leadership:
 
     async def _try(self) -> str | None:
         """Take or renew the Lease; returns who has it if not we."""
+        if self._ours is not None:
+            # As client-go does since 1.29: nobody can have written it if it still has our version.
+            renewed = {**self._ours, "spec": {**self._ours["spec"], "renewTime": self._stamp()}}
+            try:
+                self._ours = await self._client.replace(renewed, manager=_MANAGER)
+                return None
+            except (PreconditionError, NotFoundError):
+                self._ours = None
         try:
             lease = await self._client.get(LEASE, self._terms.namespace, self._terms.name)
         except NotFoundError:
@@ -138,10 +148,8 @@ class Leadership:
 
     async def _write(self, lease: Object, *, exists: bool) -> str | None:
         try:
-            if exists:
-                await self._client.replace(lease, manager=_MANAGER)
-            else:
-                await self._client.create(lease, manager=_MANAGER)
+            write = self._client.replace if exists else self._client.create
+            self._ours = await write(lease, manager=_MANAGER)
         except (AlreadyExistsError, PreconditionError, NotFoundError):
             # Someone else wrote at the same moment. If that was our own earlier request, the next try shows.
             current = await self._client.get(LEASE, self._terms.namespace, self._terms.name)

@@ -39,12 +39,16 @@ def edited(draw):
     """A cluster, and the same with some of it as another cluster has it."""
     one, other = draw(cluster_manifests()), draw(cluster_manifests())
     two = copy.deepcopy(one)
-    parts = draw(st.lists(st.sampled_from(["model", "engine", "slo", "scheduler", "entry"]), min_size=1))
+    part_names = st.sampled_from(["model", "engine", "slo", "scheduler", "store", "entry"])
+    parts = draw(st.lists(part_names, min_size=1))
     for part in parts:
+        if part == "store":
+            two["spec"] |= {"kvCachePools": other["spec"].get("kvCachePools", [])}
+            continue
         if part != "entry":
             two["spec"][part] = other["spec"][part]
             continue
-        field = draw(st.sampled_from([f for f in ENTRIES if f in one["spec"] and f in other["spec"]]))
+        field = draw(st.sampled_from([f for f in ENTRIES if two["spec"].get(f) and other["spec"].get(f)]))
         entry = draw(st.sampled_from(two["spec"][field]))
         entry.update({k: v for k, v in other["spec"][field][0].items() if k != "name"})
     return one, two

@@ -26,6 +26,13 @@ class OneLease:
         self.lease: dict[str, Any] | None = None
         self.version = 0
         self.away_for: set[str] = set()
+        self.asked = 0
+
+    def store(self, lease: dict[str, Any]) -> dict[str, Any]:
+        self.version += 1
+        self.lease = copy.deepcopy(lease)
+        self.lease["metadata"]["resourceVersion"] = str(self.version)
+        return copy.deepcopy(self.lease)
 
     def of(self, identity: str) -> Client:
         return cast(Client, _Connection(self, identity))
@@ -42,25 +49,22 @@ class _Connection:
             raise NotFoundError(404, "NotFound", "no lease")
         return copy.deepcopy(self._server.lease)
 
-    async def create(self, lease: dict[str, Any], *, manager: str) -> None:
+    async def create(self, lease: dict[str, Any], *, manager: str) -> dict[str, Any]:
         await self._travel()
         if self._server.lease is not None:
             raise AlreadyExistsError(409, "AlreadyExists", "taken")
-        self._store(lease)
+        return self._server.store(lease)
 
-    async def replace(self, lease: dict[str, Any], *, manager: str) -> None:
+    async def replace(self, lease: dict[str, Any], *, manager: str) -> dict[str, Any]:
         await self._travel()
-        assert self._server.lease is not None
+        if self._server.lease is None:
+            raise NotFoundError(404, "NotFound", "no lease")
         if lease["metadata"]["resourceVersion"] != self._server.lease["metadata"]["resourceVersion"]:
             raise PreconditionError(409, "Conflict", "changed")
-        self._store(lease)
-
-    def _store(self, lease: dict[str, Any]) -> None:
-        self._server.version += 1
-        self._server.lease = copy.deepcopy(lease)
-        self._server.lease["metadata"]["resourceVersion"] = str(self._server.version)
+        return self._server.store(lease)
 
     async def _travel(self) -> None:
+        self._server.asked += 1
         await asyncio.sleep(0.01)
         if self._identity in self._server.away_for:
             raise UnavailableError(0, "", "away")
@@ -159,8 +163,43 @@ def test_a_lease_that_another_took_is_lost() -> None:
         leader = candidate(server, "first")
         await leader.acquire()
         assert server.lease is not None
-        server.lease["spec"]["holderIdentity"] = "thief"
+        server.store({**server.lease, "spec": {**server.lease["spec"], "holderIdentity": "thief"}})
         with pytest.raises(LeadershipLostError, match="held by thief"):
             await leader.hold()
+
+    run_in_virtual_time(scenario())
+
+
+def test_a_lease_that_nobody_has_touched_is_renewed_by_one_request() -> None:
+    async def scenario() -> tuple[int, int]:
+        server = OneLease()
+        leader = candidate(server, "first")
+        await leader.acquire()
+        hold = asyncio.create_task(leader.hold())
+        version, asked = server.version, server.asked
+        await asyncio.sleep(60)
+        hold.cancel()
+        return server.version - version, server.asked - asked
+
+    renewals, requests = run_in_virtual_time(scenario())
+    assert renewals == requests > 20
+
+
+def test_a_lease_that_somebody_deleted_or_labelled_is_ours_again_at_the_next_renewal() -> None:
+    async def scenario() -> None:
+        server = OneLease()
+        leader = candidate(server, "first")
+        await leader.acquire()
+        hold = asyncio.create_task(leader.hold())
+        await asyncio.sleep(5)
+        server.lease = None
+        await asyncio.sleep(5)
+        assert server.lease is not None
+        server.store({**server.lease, "metadata": {**server.lease["metadata"], "labels": {"a": "b"}}})
+        await asyncio.sleep(5)
+        assert not hold.done()
+        assert server.lease["spec"]["holderIdentity"] == "first"
+        assert server.lease["metadata"]["labels"] == {"a": "b"}
+        hold.cancel()
 
     run_in_virtual_time(scenario())
