@@ -84,8 +84,8 @@ def _key(at: int, shape: str) -> str:
 def _runs(answers: Sequence[Answer]) -> str:
     varies = list(set_up(answers[0].question))
     head = [
-        *varies, "inside the SLO", "of tokens", "refused", "prefills thrown away", "hit rate", "TTFT mean",
-        "P90", "P99", "TBT mean", "P90", "prefill busy", "decode busy",
+        *varies, "inside the SLO", "of tokens", "refused", "cut off", "prefills thrown away", "hit rate",
+        "TTFT mean", "P90", "P99", "TBT mean", "P90", "prefill busy", "decode busy",
     ]  # fmt: skip
     return _table(head, [_run(answer) for answer in answers], "All runs", first=len(varies))
 
@@ -99,6 +99,7 @@ def _run(answer: Answer) -> list[str]:
         f"{figures['goodput'] or 0:.1%}",
         f"{figures['token_goodput'] or 0:.1%}",
         f"{figures['refused'] or 0:,.0f} of {figures['requests'] or 0:,.0f}",
+        f"{figures['failed'] or 0:,.0f}",
         f"{figures['wasted_prefills'] or 0:,.0f}",
         f"{figures['token_hit_rate'] or 0:.3f}",
         *times,
