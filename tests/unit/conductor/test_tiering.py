@@ -35,7 +35,10 @@ def test_a_prompt_that_goes_through_the_end_of_an_earlier_one_is_its_next_turn()
 def test_a_prompt_of_another_tenant_continues_nothing():
     sessions = Sessions()
     first = sessions.turn(chain(1, 3), "t", 0.0)
-    assert sessions.turn(chain(1, 5), "u", 9.0) is not first
+    theirs = sessions.turn(chain(1, 3), "u", 9.0)
+    assert theirs is not first
+    assert sessions.turn(chain(1, 5), "t", 10.0) is first
+    assert sessions.turn(chain(1, 4), "u", 11.0) is theirs
 
 
 def test_what_several_prompts_begin_with_is_no_sessions_end():

@@ -61,7 +61,7 @@ class Sessions:
     def __init__(self, most: int = MOST_SESSIONS) -> None:
         self._gaps: dict[str, Gaps] = {}
         self._most = most
-        self._by_end: dict[int, Session] = {}
+        self._by_end: dict[tuple[str, int], Session] = {}
         self._by_silence: OrderedDict[int, Session] = OrderedDict()
         self._went_on: OrderedDict[int, int] = OrderedDict()
         """The key that followed one at which a session had ended."""
@@ -93,7 +93,7 @@ class Sessions:
         session.last_s = now_s
         session.keys = keys
         if keys[-1] not in self._shared:
-            self._by_end[keys[-1]] = session
+            self._by_end[tenant, keys[-1]] = session
         self.gaps(tenant)
         self._by_silence[session.number] = session
         self._by_silence.move_to_end(session.number)
@@ -136,18 +136,19 @@ class Sessions:
             self._gaps[tenant].silent(sessions)
         for session in gone:
             del self._by_silence[session.number]
-            if self._by_end.get(session.keys[-1]) is session:
-                del self._by_end[session.keys[-1]]
+            end = session.tenant, session.keys[-1]
+            if self._by_end.get(end) is session:
+                del self._by_end[end]
         return expected, gone
 
     def _continued(self, keys: Sequence[int], tenant: str) -> Session | None:
         following: int | None = None
         for key in reversed(keys):
             if following is not None and self._went_on.get(key, following) != following:
-                self._share(key)
-            session = self._by_end.get(key)
-            if session is not None and session.tenant == tenant:
-                del self._by_end[key]
+                self._shared.add(key)
+                self._by_end.pop((tenant, key), None)
+            session = self._by_end.pop((tenant, key), None)
+            if session is not None:
                 if following is not None:
                     self._went_on[key] = following
                     if len(self._went_on) > self._most:
@@ -155,7 +156,3 @@ class Sessions:
                 return session
             following = key
         return None
-
-    def _share(self, key: int) -> None:
-        self._shared.add(key)
-        self._by_end.pop(key, None)
