@@ -50,7 +50,7 @@ bench-acceptance: $(STAMP) ## 1 000 requests of the paper's trace through the qu
 	$(BIN)/python -P benchmarks/acceptance
 
 bench-policies: $(STAMP) ## four policies through the quickstart and through the simulator: the same order (10 minutes)
-	$(BIN)/python -P benchmarks/acceptance/policies.py
+	$(BIN)/python -P benchmarks/acceptance/policies.py --json benchmarks/simulator/live.json
 
 bench-router: $(STAMP) ## CPU per request beside vllm-router
 	$(BIN)/python benchmarks/router

@@ -4,8 +4,8 @@
     python -P benchmarks/simulator/page.py --check    exits with 1 where it is not what would be written
 
 `evaluation.md` beside this file is the text: `{{rows GROUP}}` stands for a table, `{{summary}}` for how many
-rows hold, `{{missed}}` for those that do not; groups without a place come last. `why.toml` says why a row
-does not hold, by patterns of row names.
+rows hold, `{{missed}}` for those that do not, `{{live}}` for what bench-policies found (live.json); groups
+without a place come last. `why.toml` says why a row does not hold, by patterns of row names.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from typing import Any
 
 HERE = Path(__file__).parent
 FOUND = HERE / "found.json"
+LIVE = HERE / "live.json"
 PAGE = HERE.parents[1] / "docs" / "evaluation.md"
 _UNEXPLAINED = "Not explained yet."
 
@@ -38,6 +39,7 @@ def main() -> int:
         (HERE / "evaluation.md").read_text(encoding="utf-8"),
         json.loads(FOUND.read_text(encoding="utf-8")),
         tomllib.loads((HERE / "why.toml").read_text(encoding="utf-8")),
+        json.loads(LIVE.read_text(encoding="utf-8"))["answers"],
     )
     if options.check:
         if PAGE.read_text(encoding="utf-8") == text:
@@ -49,13 +51,16 @@ def main() -> int:
     return 0
 
 
-def page(template: str, found: Mapping[str, Any], why: Mapping[str, str]) -> str:
+def page(
+    template: str, found: Mapping[str, Any], why: Mapping[str, str], live: Sequence[Mapping[str, Any]] = ()
+) -> str:
     """The whole page.
 
     Args:
         template: the text with its places for tables.
         found: for each group its rows, and of how many seeds they are.
         why: reasons by patterns of row names.
+        live: what bench-policies found, policy by policy.
     """
     left = set(found)
 
@@ -63,6 +68,8 @@ def page(template: str, found: Mapping[str, Any], why: Mapping[str, str]) -> str
         what, _, group = place[1].strip().partition(" ")
         if what == "summary":
             return _summary(found)
+        if what == "live":
+            return _live(live)
         if what == "missed":
             return _missed(found, why)
         if group not in found:
@@ -93,6 +100,19 @@ def _table(rows: Sequence[RowDocument], seeds: int, why: Mapping[str, str]) -> s
         lines += [
             f"- {'; '.join(each['name'] for each in missed)}: {said}" for said, missed in reasons.items()
         ]
+    return "\n".join(lines)
+
+
+def _live(answers: Sequence[Mapping[str, Any]]) -> str:
+    lines = [
+        "| workload | policy | mean TTFT live | simulated | hits live | simulated |",
+        "|---|---|---:|---:|---:|---:|",
+    ]
+    lines += [
+        f"| {each['workload']} | {each['policy']} | {each['live_ttft_s']:.2f} s | "
+        f"{each['simulated_ttft_s']:.2f} s | {each['live_hits']:.3f} | {each['simulated_hits']:.3f} |"
+        for each in answers
+    ]
     return "\n".join(lines)
 
 
