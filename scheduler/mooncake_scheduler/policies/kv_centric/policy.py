@@ -104,7 +104,9 @@ class KvCentric:
                 if fetched.ttft_s <= estimate.ttft_s:
                     estimate = fetched
             if order is not None and view.instance.role is not _BOTH:
-                drain_s = model.drain_s(ask.prompt_tokens, estimate.prefix_tokens)
+                drain_s = 0.0
+                if model.stages > 1:
+                    drain_s = model.drain_s(ask.prompt_tokens, estimate.prefix_tokens)
                 estimate = in_order(estimate, order, world.now_s, drain_s)
             estimates.append(estimate)
         return estimates
