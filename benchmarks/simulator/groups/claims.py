@@ -33,12 +33,12 @@ def claims(traces: Traces) -> Iterator[Row]:
     ratio = _most_speed(traces, disaggregated(8, 8)) / _most_speed(traces, coupled(16))
     yield Row(
         "concurrency: users at 16 instances inside the SLO, ours / coupled", "reproduce", "5 (tutorial)",
-        ratio, ratio >= 5, setup=f"{setup}, 8P8D against 16; highest load in steps of 9 %",
+        ratio, ratio >= 5, setup=f"{setup}, 8P8D against 16, one seed; highest load in steps of 9 %",
     )  # fmt: skip
     cost = _fewest(traces) / _fewest_coupled(traces)
     yield Row(
         "cost per token: instances for the trace, ours / coupled", "reproduce", "0.25 (tutorial)", cost,
-        cost <= 0.25, setup=f"{setup}, 1×; fewest of up to {_MOST_INSTANCES}",
+        cost <= 0.25, setup=f"{setup}, 1×, one seed; fewest of up to {_MOST_INSTANCES}",
     )  # fmt: skip
 
 
