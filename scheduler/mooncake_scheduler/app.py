@@ -14,7 +14,7 @@ import structlog
 from prometheus_client.core import Metric
 
 from mooncake_core.config.base import ConfigError
-from mooncake_core.config.scheduler import SchedulerConfig
+from mooncake_core.config.scheduler import AdmissionMode, SchedulerConfig
 from mooncake_core.ledger import Ledger, MemoryLedger
 from mooncake_core.profiles import PROFILES
 from mooncake_core.registry import Registry, Role
@@ -31,6 +31,7 @@ from mooncake_scheduler.gateway.datapath import DataPath
 from mooncake_scheduler.gateway.decisions import Decisions
 from mooncake_scheduler.gateway.errors import plain_error_body
 from mooncake_scheduler.gateway.health import Probes
+from mooncake_scheduler.gateway.holding import HoldingPlace
 from mooncake_scheduler.gateway.http1 import HttpServer, ServerLimits
 from mooncake_scheduler.gateway.placement import Placer
 from mooncake_scheduler.gateway.residency import LocalResidency, SharedResidency
@@ -215,6 +216,8 @@ class Scheduler:
     async def _refresh_ledger(self) -> None:
         with contextlib.suppress(ConnectionError):
             await self.services.ledger.refresh(self.services.clock.now_s())
+        # Other schedulers' requests end too, and instances come.
+        self.services.holding.look()
         if self.shared is not None:
             # Only a shared registry brings reports that this is compared with.
             loads = self.services.ledger.loads(self.services.clock.now_s())
@@ -273,17 +276,19 @@ def build_scheduler(config: SchedulerConfig) -> Scheduler:
     metrics = GatewayMetrics(config.slo.ttft_s, config.slo.tbt_s)
     decisions = Decisions()
     turns = None if conductor.order is None else Turns(conductor.order, ledger, roster, clock)
+    placer = Placer(conductor, roster, ledger, clock, config.slo, local_reserve, metrics, turns)
     services = Services(
         config=config,
         clock=clock,
         roster=roster,
-        placer=Placer(conductor, roster, ledger, clock, config.slo, local_reserve, metrics, turns),
+        placer=placer,
         ledger=ledger,
         residency=residency,
         tokens=Tokens(folder, roster.tokenizing_engine, parity.trusted),
         metrics=metrics,
         accounting=Accounting(conductor, ledger, clock, metrics, decisions),
         decisions=decisions,
+        holding=HoldingPlace(placer, ledger, clock, None if shared is None else shared.ledger.seat_locally),
         shared_index=None if shared is None else shared.index,
         turns=turns,
     )
@@ -303,7 +308,12 @@ def _conductor(config: SchedulerConfig, keys: ApiKeys) -> Conductor:
         raise ConfigError(f"routing.policy: {error}") from error
     return Conductor(
         policy,
-        Admission(admission.mode, admission.headroom),
+        Admission(
+            admission.mode,
+            admission.headroom,
+            holding=admission.mode is AdmissionMode.PREDICTIVE,
+            longest_hold_s=config.first_token_timeout_s * config.time_scale,
+        ),
         starting_costs(config),
         random.Random(routing.seed),
         priority_floor=admission.priority_floor,

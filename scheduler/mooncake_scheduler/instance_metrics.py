@@ -55,6 +55,14 @@ def instance_families(
         yield gauge(
             name, text, ["instance"], (([m.instance.id], v) for m, v in zip(listed, values, strict=True))
         )
+    holding = services.holding
+    yield gauge(
+        "mooncake_decode_wait_requests", "Prefilled requests that wait for a place to decode.", [],
+        [([], float(len(holding)))],
+    )  # fmt: skip
+    yield gauge(
+        "mooncake_decode_wait_tokens", "Prompt tokens staged for them.", [], [([], float(holding.kv_tokens))]
+    )
     yield gauge(
         "mooncake_index_local", "1 while the index is this scheduler's own although one is shared.", [],
         [([], float(services.shared_index is not None and services.residency.mode == "local"))],

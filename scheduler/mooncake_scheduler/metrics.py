@@ -36,6 +36,9 @@ ERROR_S: Bounds = (
     -30.0, -10.0, -3.0, -1.0, -0.3, -0.1, -0.03, -0.01, -0.003, 0.0,
     0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0,
 )  # fmt: skip
+ERROR_TOKENS: Bounds = (
+    -8192.0, -2048.0, -512.0, -128.0, -32.0, -8.0, 0.0, 8.0, 32.0, 128.0, 512.0, 2048.0, 8192.0,
+)  # fmt: skip
 RECENT: Final = 1024
 """Requests over which GET /stats takes percentiles."""
 
@@ -91,6 +94,8 @@ class GatewayMetrics:
         self.predicted_ttft_s = Histogram(LATENCY_S)
         self.ttft_error_s = Histogram(ERROR_S)
         self.tbt_error_s = Histogram(ERROR_S)
+        self.output_error_tokens = Histogram(ERROR_TOKENS)
+        self.decode_wait_s = Histogram(LATENCY_S)
         self.transfer_s = Histogram(LATENCY_S)
         self.match_s = Histogram(OVERHEAD_S)
         self.tokenise_s = Histogram(OVERHEAD_S)
@@ -153,12 +158,16 @@ class GatewayMetrics:
         placement = decision.placement
         if placement is not None:
             self.paths[_path(decision)] += 1
-            self.predicted_ttft_s.observe(placement.ttft_s)
+            self.predicted_ttft_s.observe(placement.ttft_s + placement.wait_s)
+        if decision.decode_wait_s is not None:
+            self.decode_wait_s.observe(decision.decode_wait_s)
         if decision.prefill_s is not None:
             self.prefill_s.observe(decision.prefill_s)
         if decision.outcome != "completed":
             return
         self.output_tokens += decision.output_tokens or 0
+        if decision.ask is not None and decision.output_tokens:
+            self.output_error_tokens.observe(decision.output_tokens - decision.ask.output_tokens)
         ttft_s, tbt_s = decision.ttft_s, decision.tbt_s
         ttft_target_s, tbt_target_s = self._targets_s(decision)
         if ttft_s is not None and decision.streamed:
@@ -166,7 +175,7 @@ class GatewayMetrics:
             self.recent_ttft_s.append(ttft_s)
             self.lately["ttft"].observe(self._clock(), ttft_s, ttft_target_s)
             if placement is not None:
-                self.ttft_error_s.observe(ttft_s - placement.ttft_s)
+                self.ttft_error_s.observe(ttft_s - placement.ttft_s - placement.wait_s)
         if tbt_s is not None:
             self.tbt_s.observe(tbt_s)
             self.recent_tbt_s.append(tbt_s)
@@ -219,6 +228,12 @@ class GatewayMetrics:
         )  # fmt: skip
         yield self.held_s.family(
             "mooncake_prefill_held_seconds", "Prefills that waited in the scheduler for their turn, how long."
+        )
+        yield self.output_error_tokens.family(
+            "mooncake_output_error_tokens", "Tokens of completed answers less those predicted at placement."
+        )
+        yield self.decode_wait_s.family(
+            "mooncake_decode_wait_seconds", "Prefilled requests: how long they waited for a place to decode."
         )
         yield self.prefill_s.family("mooncake_prefill_seconds", "Prefill legs, sent to answered.")
         yield self.transfer_s.family(

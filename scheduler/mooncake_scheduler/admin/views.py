@@ -125,6 +125,7 @@ def decision_view(
         "prefill_s": decision.prefill_s,
         "ttft_s": decision.ttft_s,
         "tbt_s": decision.tbt_s,
+        "decode_wait_s": decision.decode_wait_s,
         "transfer_s": decision.transfer_s,
         "streamed": decision.streamed,
         "prediction_error": _prediction_error(decision),
@@ -139,7 +140,7 @@ def _prediction_error(decision: Decision) -> dict[str, float | None]:
         return {"prefill_s": None, "ttft_s": None, "tbt_s": None}
     return {
         "prefill_s": _difference(decision.prefill_s, placement.prefill_s),
-        "ttft_s": _difference(decision.ttft_s, placement.ttft_s),
+        "ttft_s": _difference(decision.ttft_s, placement.ttft_s + placement.wait_s),
         "tbt_s": _difference(decision.tbt_s, placement.tbt_s),
     }
 
@@ -160,6 +161,7 @@ def _placement_view(placement: Placement) -> dict[str, Any]:
         "queue_s": placement.queue_s,
         "transfer_s": placement.transfer_s,
         "prefill_s": placement.prefill_s,
+        "wait_s": placement.wait_s,
         "ttft_s": placement.ttft_s,
         "tbt_s": placement.tbt_s,
         "considered": [msgspec.structs.asdict(each) for each in placement.considered],

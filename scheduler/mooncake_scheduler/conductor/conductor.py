@@ -156,10 +156,12 @@ class Conductor:
             arrived_s: when it came.
             now_s: the moment.
         """
+        prefill = placement.prefill or placement.decode
         until_s = now_s + self.admission.longest_hold_s
         if slo.ttft_s is not None:
-            until_s = min(until_s, arrived_s + slo.ttft_s)
-        prefill = placement.prefill or placement.decode
+            # The hand-over comes after the wait.
+            transfer_s = self.costs.of(prefill).transfer_s(ask.prompt_tokens)
+            until_s = min(until_s, arrived_s + slo.ttft_s - transfer_s)
         return Held(ask, prefill, placement.decode.id, slo, arrived_s, now_s, until_s)
 
     def seat_limits(self, held: Held, decode: Instance) -> SeatLimits:

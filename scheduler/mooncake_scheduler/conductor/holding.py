@@ -11,7 +11,7 @@ checked again by `Ledger.seat`, over all schedulers.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import inf
 from typing import NamedTuple
 
@@ -124,18 +124,29 @@ class Line:
         """Those whose time has passed."""
         return [held for held in self._order if now_s >= held.until_s]
 
-    def seats(self, now_s: float, decode: Sequence[InstanceView], cost: CostModels) -> list[Seat]:
+    def seats(
+        self,
+        now_s: float,
+        decode: Sequence[InstanceView],
+        cost: CostModels,
+        can_take: Callable[[Instance, Instance], bool] = may_pair,
+    ) -> list[Seat]:
         """Who gets a place now, and where; they stay in line until they `leave`.
 
         Args:
             now_s: the moment.
             decode: the decode instances with their present load.
             cost: their costs.
+            can_take: whether KV of a prefill instance can be taken by a decode instance.
         """
         rooms = [_Room(view.instance, view.load, cost.of(view.instance)) for view in decode]
         seats = []
         for held in self._order:
-            free = [room for room in rooms if room.fits(held, self._headroom)]
+            free = [
+                room
+                for room in rooms
+                if room.fits(held, self._headroom) and can_take(held.prefill, room.instance)
+            ]
             if free:
                 room = next((room for room in free if room.instance.id == held.wanted), None)
                 room = room or min(free, key=lambda room: room.step_s(held))
@@ -161,8 +172,6 @@ class _Room:
         self._limits = SeatLimits()
 
     def fits(self, held: Held, headroom: float) -> bool:
-        if not may_pair(held.prefill, self.instance):
-            return False
         if held.slo is not self._slo:
             # Mostly the same for all.
             self._slo = held.slo

@@ -9,9 +9,11 @@ from __future__ import annotations
 import time
 from math import inf
 
+import msgspec
 import structlog
 
 from mooncake_core.index import Tier
+from mooncake_core.ledger import RefusalReason
 from mooncake_scheduler.conductor.cost import Sent
 from mooncake_scheduler.conductor.model import Placement
 from mooncake_scheduler.gateway import engines
@@ -50,6 +52,8 @@ class Attempt(Sending):
         self._refused: ErrorAnswer | None = None
         self._computing: tuple[Member, Sent] | None = None
         """Where the prompt is being computed, and since when."""
+        self._holds = False
+        """Its prefill has ended, and it has to wait for a place to decode."""
         self.unwanted: Staged | None = None
         """KV that nobody will decode: its prefill instance holds it until somebody takes it (`discard`)."""
 
@@ -58,7 +62,8 @@ class Attempt(Sending):
 
         Raises:
             ClientLeftError: the client left; the engines were told.
-            ErrorAnswer: 429, decode has no room (mode `none`). `unwanted` may be set.
+            ErrorAnswer: 429, decode has no room (at once in mode `none`, else when the time to wait for it is
+                over). `unwanted` may be set.
         """
         placement = self._placement
         members = self._services.roster.members
@@ -81,9 +86,47 @@ class Attempt(Sending):
             if not staged.answer.by_length:
                 # Ended in another way its KV may be gone already: decode computes the prompt itself.
                 return await self._whole(decode)
+            if self._holds:
+                place = await self._seat(staged)
+                if isinstance(place, Failure):
+                    return place
+                decode = place
             return await self.decode(decode, staged)
         finally:
             self.abort()
+
+    async def _seat(self, staged: Staged) -> Member | Failure:
+        """Wait until decode has a place for what is staged."""
+        job, services, placement = self._job, self._services, self._placement
+        world, conductor = job.decision.world, services.placer.conductor
+        assert world is not None
+        now_s, scale = services.clock.now_s(), services.clock.scale
+        arrived_s = now_s - (time.monotonic() - job.received_s) * scale
+        held = conductor.hold(job.ask, placement, world.slo, arrived_s, now_s)
+        staged.member.awaited[job.flow] = inf
+        try:
+            place = await services.holding.seat(job, held)
+        except StagedLostError:
+            services.engine_ids.forget(staged.member.instance.id)
+            return Failure(staged.member, Setback.BROKEN, job.phase)
+        except ClientLeftError:
+            staged.member.awaited.pop(job.flow, None)
+            await self.discard(staged)
+            raise
+        finally:
+            staged.member.awaited.pop(job.flow, None)
+            job.decision.decode_wait_s = services.clock.now_s() - now_s
+        if isinstance(place, RefusalReason):
+            services.metrics.wasted_prefill()
+            self.unwanted = staged
+            waited_s = services.clock.now_s() - arrived_s
+            raise services.placer.no_place(place, job.ask, placement, world, waited_s)
+        job.prefill_done = True
+        self._placement = job.placement = job.decision.placement = msgspec.structs.replace(
+            placement, decode=place
+        )
+        member = services.roster.members.get(place.id)
+        return Failure(None, Setback.GONE, job.phase) if member is None else member
 
     async def decode(self, member: Member, staged: Staged) -> Failure | None:
         """Hand over and stream the answer."""
@@ -232,8 +275,10 @@ class Attempt(Sending):
                 return asked
             engine_id = asked[1]
         self._refused = self._refusal()
-        services.ledger.prefill_finished(job.ask.id, services.clock.now_s())
-        job.prefill_done = True
+        # Of another attempt it was said before that it is admitted.
+        self._holds = services.placer.conductor.holds and answer.by_length and job.decision.attempts == 1
+        services.ledger.prefill_finished(job.ask.id, services.clock.now_s(), held=self._holds)
+        job.prefill_done = not self._holds
         if services.turns is not None:
             services.turns.look(instance.id)
         if instance.store:

@@ -37,6 +37,8 @@ class Decision(msgspec.Struct, eq=False):
     prefill_s: float | None = None
     ttft_s: float | None = None
     tbt_s: float | None = None
+    decode_wait_s: float | None = None
+    """For which it waited for a place to decode once its prompt was computed; None = it did not wait."""
     transfer_s: float | None = None
     """From the hand-over of staged KV to the first token of decode."""
     total_s: float | None = None

@@ -6,6 +6,8 @@ import time
 from collections.abc import Callable, Collection, Mapping
 from typing import TypeAlias
 
+import msgspec
+
 from mooncake_core.config.scheduler import SloConfig
 from mooncake_core.index import Depth
 from mooncake_core.ledger import InstanceLoad, Ledger, Limits, RefusalReason, Reservation
@@ -169,6 +171,26 @@ class Placer:
                 load = without_arriving(load, without)
             views.append(InstanceView(instance, self._with_foreign(instance.id, load)))
         return World(now_s, views[:1], views[1:], world.cost, world.slo)
+
+    def load(self, instance_id: str, now_s: float) -> InstanceLoad:
+        """The load of one instance, strangers' work included."""
+        return self._with_foreign(instance_id, self.ledger.load(instance_id, now_s))
+
+    def no_place(
+        self, reason: RefusalReason, ask: Ask, placement: Placement, world: World, waited_s: float
+    ) -> ErrorAnswer:
+        """429 for a request that found no place to decode while its time lasted.
+
+        Args:
+            reason: what was full.
+            ask: the request.
+            placement: where it was prefilled.
+            world: what that was decided on.
+            waited_s: model seconds since it came.
+        """
+        refused = self.conductor.lost(reason, ask, placement, self._scene(placement, world))
+        refused = msgspec.structs.replace(refused, ttft_s=waited_s + placement.tbt_s)
+        return overloaded(refused, world, self.clock.scale)
 
     async def reserve(self, reservation: Reservation, limits: Limits, now_s: float) -> RefusalReason | None:
         """Reserve in the shared ledger, or in this process's own table while that one is away."""

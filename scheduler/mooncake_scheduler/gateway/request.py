@@ -280,6 +280,7 @@ class Request:
             return
         services, placement = self._services, self._job.placement
         services.ledger.release(reserved, services.clock.now_s())
+        services.holding.look()
         if services.turns is not None and placement is not None and placement.prefill is not None:
             # It may have ended in its prefill: then others need not wait for it.
             services.turns.look(placement.prefill.id)

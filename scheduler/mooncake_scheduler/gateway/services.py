@@ -11,6 +11,7 @@ from mooncake_scheduler.clock import Clock
 from mooncake_scheduler.gateway.accounting import Accounting
 from mooncake_scheduler.gateway.decisions import Decisions
 from mooncake_scheduler.gateway.engines import EngineIds
+from mooncake_scheduler.gateway.holding import HoldingPlace
 from mooncake_scheduler.gateway.ids import RequestIds
 from mooncake_scheduler.gateway.lifecycle import RetryBudget
 from mooncake_scheduler.gateway.placement import Placer
@@ -35,6 +36,7 @@ class Services:
     metrics: GatewayMetrics
     accounting: Accounting
     decisions: Decisions
+    holding: HoldingPlace
     engine_ids: EngineIds = field(default_factory=EngineIds)
     budget: RetryBudget = field(default_factory=RetryBudget)
     ids: RequestIds = field(default_factory=RequestIds)

@@ -1,0 +1,173 @@
+"""Prefilled requests that wait for a place to decode, and who of them gets one (`conductor.holding`).
+
+Nothing is lost by choosing decode now: it is only sent a request when its prefill has ended (ADR 0013). What
+waits here is a request whose KV is staged at its prefill instance and whose client has seen nothing yet.
+Every scheduler has a line of its own; that no place is given twice is the ledger's work.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeAlias
+
+import msgspec
+
+from mooncake_core.ledger import Ledger, RefusalReason, SeatLimits
+from mooncake_core.registry import Instance
+from mooncake_scheduler.clock import Clock
+from mooncake_scheduler.conductor.holding import Held
+from mooncake_scheduler.conductor.model import InstanceView
+from mooncake_scheduler.conductor.placement import may_pair
+from mooncake_scheduler.conductor.prediction import decode_now
+from mooncake_scheduler.conductor.reports import NOTHING
+from mooncake_scheduler.gateway.engines import pairs
+from mooncake_scheduler.gateway.flow import DeadlineError, Flow, park
+from mooncake_scheduler.gateway.job import Job
+from mooncake_scheduler.gateway.placement import Placer
+
+SeatLocally: TypeAlias = Callable[[str, str, SeatLimits, float], RefusalReason | None]
+
+
+class HoldingPlace:
+    """The line of one gateway before all decode instances.
+
+    Args:
+        placer: knows the instances, their loads and the Conductor.
+        ledger: gives places away, over all schedulers.
+        clock: model seconds.
+        seat_locally: what `seat` of a shared ledger is replaced by while that one is away.
+    """
+
+    def __init__(
+        self, placer: Placer, ledger: Ledger, clock: Clock, seat_locally: SeatLocally | None = None
+    ) -> None:
+        self._placer = placer
+        self._ledger = ledger
+        self._clock = clock
+        self._seat_locally = seat_locally
+        self._line = placer.conductor.line()
+        self._flows: dict[str, Flow] = {}
+
+    def __len__(self) -> int:
+        """Requests that wait."""
+        return len(self._line)
+
+    @property
+    def kv_tokens(self) -> int:
+        """Of prompts that are staged for those who wait."""
+        return self._line.kv_tokens
+
+    async def seat(self, job: Job, held: Held) -> Instance | RefusalReason:
+        """Wait for a place, and take it.
+
+        Args:
+            job: the request; its prefill has ended, and the ledger was told that it is held.
+            held: the same for the line.
+
+        Returns:
+            The decode instance at which it has a place now; or what was full until its time was over.
+
+        Raises:
+            Interruption: whatever came meanwhile; the request waits no longer.
+        """
+        self._line.join(held)
+        self._flows[held.ask.id] = job.flow
+        try:
+            while True:
+                decode = self._offers().get(held.ask.id)
+                if decode is not None and await self._take(job, held, decode):
+                    return decode
+                if not await self._wait(job, held):
+                    return self._full(held)
+        finally:
+            self._line.leave(held.ask.id)
+            del self._flows[held.ask.id]
+
+    def look(self) -> None:
+        """Wake those for whom there is a place; to be called when one may have become free."""
+        if not self._line:
+            return
+        for flow in [self._flows[request_id] for request_id in self._offers()]:
+            flow.wake()
+
+    async def _wait(self, job: Job, held: Held) -> bool:
+        """Until there may be a place; False when its time is over."""
+        left_s = held.until_s - self._clock.now_s()
+        if left_s > 0:
+            job.limit(left_s / self._clock.scale)
+            try:
+                await park()
+            except DeadlineError:
+                if self._clock.now_s() < held.until_s:
+                    # It is the request itself that has taken too long.
+                    raise
+            else:
+                return True
+        self._placer.conductor.observe_place(held, self._clock.now_s(), found=False)
+        return False
+
+    async def _take(self, job: Job, held: Held, decode: Instance) -> bool:
+        now_s = self._clock.now_s()
+        limits = self._limits(held, decode)
+        # A place whose taking nobody sees would be given back by the release only.
+        job.flow.shielded = True
+        try:
+            reason = await self._seat(held.ask.id, decode.id, limits, now_s)
+        finally:
+            job.flow.shielded = False
+        job.flow.check()
+        if reason is not None:
+            # Another scheduler was quicker, which the next look at the ledger will show.
+            return False
+        self._placer.conductor.observe_place(held, now_s, found=True)
+        return True
+
+    async def _seat(
+        self, request_id: str, decode: str, limits: SeatLimits, now_s: float
+    ) -> RefusalReason | None:
+        try:
+            return await self._ledger.seat(request_id, decode, limits, now_s)
+        except ConnectionError:
+            if self._seat_locally is None:
+                raise
+            return self._seat_locally(request_id, decode, limits, now_s)
+
+    def _offers(self) -> dict[str, Instance]:
+        """For whom there is a place now, as far as this scheduler knows."""
+        placer, now_s = self._placer, self._clock.now_s()
+        teams = placer.roster.teams()
+        views = [InstanceView(each, placer.load(each.id, now_s)) for team in teams for each in team.decode]
+        seats = self._line.seats(now_s, views, placer.conductor.costs, _can_take)
+        return {seat.held.ask.id: seat.decode for seat in seats}
+
+    def _limits(self, held: Held, decode: Instance) -> SeatLimits:
+        """What the ledger checks: work that it does not know of takes its part."""
+        limits = self._placer.conductor.seat_limits(held, decode)
+        foreign = self._placer.reported.foreign.get(decode.id, NOTHING)
+        if foreign is NOTHING:
+            return limits
+        taken_s = limits.request_s * foreign.batch + limits.token_s * foreign.kv_tokens
+        return msgspec.structs.replace(
+            limits,
+            batch=max(1, limits.batch - foreign.batch) if limits.batch else 0,
+            kv_tokens=max(1, limits.kv_tokens - foreign.kv_tokens) if limits.kv_tokens else 0,
+            step_s=limits.step_s - taken_s,
+        )
+
+    def _full(self, held: Held) -> RefusalReason:
+        """What is full where it was to decode."""
+        member = self._placer.roster.members.get(held.wanted)
+        if member is None:
+            return RefusalReason.TTFT
+        load = decode_now(self._placer.load(held.wanted, self._clock.now_s()))
+        limits = self._placer.conductor.seat_limits(held, member.instance)
+        need_tokens = held.ask.prompt_tokens + held.ask.output_tokens
+        return limits.exceeded(load.batch, load.kv_tokens, need_tokens) or RefusalReason.TTFT
+
+
+def _can_take(prefill: Instance, decode: Instance) -> bool:
+    return (
+        may_pair(prefill, decode)
+        and pairs(prefill, decode)
+        and (prefill.engine, prefill.engine_version) == (decode.engine, decode.engine_version)
+    )

@@ -1,0 +1,249 @@
+"""Prefilled requests that wait for a place to decode: in one scheduler, and in two on one Redis."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from mooncake_core.ledger import RefusalReason
+from mooncake_core.registry import Instance, Role
+from mooncake_core.registry.redis import RedisRegistry
+from mooncake_testing.gateway import Gateway, gateway
+from mooncake_testing.redis import RedisServer
+from mooncake_testing.scripted_engine import Act, ScriptedEngine, engines
+from mooncake_testing.scripted_pools import is_error
+from mooncake_testing.waiting import until
+
+MOONCAKE = "MooncakeConnector"
+PROFILE = "llama3-70b-8xa800"
+LONG: dict[str, Any] = {"stream": True, "max_tokens": 500}
+
+
+def decoder(name: str) -> ScriptedEngine:
+    return ScriptedEngine(name, Role.DECODE, MOONCAKE)
+
+
+@asynccontextmanager
+async def pool(
+    folder: Path, decoders: Sequence[ScriptedEngine], *, places: int = 1, ttft_s: float = 600.0
+) -> AsyncIterator[tuple[Gateway, ScriptedEngine]]:
+    """A prefill engine, and decode engines with so many places each."""
+    prefill = ScriptedEngine("p", Role.PREFILL, MOONCAKE)
+    settings = {"profile": PROFILE, "slo": {"ttft_s": ttft_s}, "admission": {"mode": "predictive"}}
+    async with engines(prefill, *decoders):
+        instances = [prefill.instance(), *[each.instance(max_batch=places) for each in decoders]]
+        async with gateway(folder, instances, **settings) as running:
+            yield running, prefill
+
+
+def holding(running: Gateway) -> int:
+    return len(running.scheduler.services.holding)
+
+
+async def test_a_prefilled_request_waits_until_decode_has_a_place_and_is_then_served(tmp_path: Path) -> None:
+    hold, decode = asyncio.Event(), decoder("d")
+    async with pool(tmp_path, [decode]) as (running, prefill):
+        decode.usual = Act(hold=hold)
+        first = asyncio.ensure_future(running.complete(**LONG))
+        await decode.leg()
+        second = asyncio.ensure_future(running.complete(**LONG))
+        await until(lambda: holding(running) == 1)
+        assert len(prefill.legs) == 2
+        assert len(decode.legs) == 1
+        assert "mooncake_held_requests 1.0" in (await running.client.get("/metrics")).text
+        hold.set()
+        answers = [await first, await second]
+        assert [each.status_code for each in answers] == [200, 200]
+        assert decode.legs[1].kv["transfer_id"] == prefill.legs[1].kv["transfer_id"]
+        await running.settled()
+        metrics = (await running.client.get("/metrics")).text
+        assert "mooncake_held_requests 0.0" in metrics
+        assert "mooncake_held_seconds_count 2.0" in metrics
+        assert 'mooncake_output_error_tokens_bucket{le="+Inf"} 2.0' in metrics
+        decision = running.scheduler.services.decisions.get(answers[1].headers["x-request-id"])
+        assert decision is not None
+        assert decision.held_s
+        assert decision.held_s > 0
+
+
+async def test_who_finds_no_place_while_its_time_lasts_is_told_why_and_its_kv_is_freed(
+    tmp_path: Path,
+) -> None:
+    hold, decode = asyncio.Event(), decoder("d")
+    async with pool(tmp_path, [decode], ttft_s=2.0) as (running, prefill):
+        decode.usual = Act(hold=hold)
+        # Predicted to be short, it is not over when it should be.
+        first = asyncio.ensure_future(running.complete(stream=True, max_tokens=2))
+        await decode.leg()
+        refused = await running.complete(**LONG)
+        error = is_error(refused, 429)
+        assert error["code"] == "tbt"
+        assert error["predicted"]["ttft_s"] >= 2.0
+        assert int(refused.headers["retry-after"]) >= 1
+        freeing = (await decode.leg(2)).body
+        assert freeing["max_tokens"] == 1
+        assert freeing["kv_transfer_params"]["transfer_id"] == prefill.legs[1].kv["transfer_id"]
+        hold.set()
+        assert (await first).status_code == 200
+        await running.settled()
+        services = running.scheduler.services
+        assert services.metrics.wasted_prefills == 1
+        decision = services.decisions.get(refused.headers["x-request-id"])
+        assert decision is not None
+        assert decision.refused is RefusalReason.TBT
+        assert decision.held_s is not None
+        assert decision.held_s > 0
+
+
+async def test_a_client_that_leaves_while_it_waits_gives_its_kv_back_and_takes_no_place(
+    tmp_path: Path,
+) -> None:
+    hold, decode = asyncio.Event(), decoder("d")
+    async with pool(tmp_path, [decode]) as (running, prefill):
+        decode.usual = Act(hold=hold)
+        first = asyncio.ensure_future(running.complete(**LONG))
+        await decode.leg()
+        second = asyncio.ensure_future(running.complete(**LONG))
+        await until(lambda: holding(running) == 1)
+        second.cancel()
+        await asyncio.gather(second, return_exceptions=True)
+        await until(lambda: holding(running) == 0)
+        freeing = (await decode.leg(2)).body
+        assert freeing["max_tokens"] == 1
+        assert freeing["kv_transfer_params"]["transfer_id"] == prefill.legs[1].kv["transfer_id"]
+        hold.set()
+        assert (await first).status_code == 200
+        await running.settled()
+        assert running.scheduler.services.metrics.cancellations["prefilling"] == 1
+
+
+async def test_decode_is_chosen_when_there_is_a_place_not_at_the_arrival(tmp_path: Path) -> None:
+    one, two = asyncio.Event(), asyncio.Event()
+    decoders = [decoder("d1"), decoder("d2")]
+    async with pool(tmp_path, decoders) as (running, _):
+        holds = dict(zip(("d1", "d2"), (one, two), strict=True))
+        for each in decoders:
+            each.usual = Act(hold=holds[each.name])
+        firsts = [asyncio.ensure_future(running.complete(**LONG)) for _ in decoders]
+        await asyncio.gather(*[each.leg() for each in decoders])
+        third = asyncio.ensure_future(running.complete(**LONG))
+        await until(lambda: holding(running) == 1)
+        decision = running.scheduler.datapath.flows
+        assert decision
+        # Whichever it was promised to, the other one ends first.
+        services = running.scheduler.services
+        loads = services.ledger.loads(services.clock.now_s())
+        promised = next(name for name in holds if loads[name].arriving)
+        other = next(each for each in decoders if each.name != promised)
+        holds[other.name].set()
+        answer = await third
+        assert answer.status_code == 200
+        assert len(other.legs) == 2
+        holds[promised].set()
+        await asyncio.gather(*firsts)
+        latest = services.decisions.get(answer.headers["x-request-id"])
+        assert latest is not None
+        assert latest.placement is not None
+        assert latest.placement.decode.id == other.name
+        await running.settled()
+
+
+async def test_the_death_of_its_prefill_engine_ends_the_wait_and_it_is_placed_anew(tmp_path: Path) -> None:
+    hold, decode = asyncio.Event(), decoder("d")
+    async with pool(tmp_path, [decode]) as (running, _):
+        decode.usual = Act(hold=hold)
+        first = asyncio.ensure_future(running.complete(**LONG))
+        await decode.leg()
+        second = asyncio.ensure_future(running.complete(**LONG))
+        await until(lambda: holding(running) == 1)
+        roster = running.scheduler.services.roster
+        roster.lost(roster.members["p"])
+        await until(lambda: holding(running) == 0)
+        hold.set()
+        for each in (first, second):
+            assert (await each).status_code in (200, 502, 503)
+        await running.settled()
+
+
+# -- two schedulers
+
+
+@asynccontextmanager
+async def two_schedulers(
+    folder: Path, redis: RedisServer, *instances: Instance
+) -> AsyncIterator[list[Gateway]]:
+    namespace = "holding-test"
+    registry = RedisRegistry(redis.url, namespace=namespace)
+    registered = [await registry.register(instance) for instance in instances]
+
+    async def beat() -> None:
+        while True:
+            for each in registered:
+                await registry.heartbeat(each.id, each.epoch)
+            await asyncio.sleep(0.3)
+
+    beating = asyncio.create_task(beat())
+    settings: dict[str, Any] = {
+        "instances_file": None, "redis_url": redis.url, "namespace": namespace, "profile": PROFILE,
+        "slo": {"ttft_s": 600.0}, "admission": {"mode": "predictive"},
+    }  # fmt: skip
+    for name in ("one", "two"):
+        (folder / name).mkdir()
+    try:
+        async with (
+            gateway(folder / "one", [], **settings) as one,
+            gateway(folder / "two", [], **settings) as two,
+        ):
+            for each in (one, two):
+                await until(lambda each=each: not each.scheduler.why_not_ready())  # type: ignore[misc]
+            yield [one, two]
+    finally:
+        beating.cancel()
+        await asyncio.gather(beating, return_exceptions=True)
+        await registry.close()
+
+
+@pytest.mark.parametrize("places", [1, 3])
+async def test_two_schedulers_never_both_take_the_last_place_and_serve_all_that_wait(
+    tmp_path: Path, redis_server: RedisServer, places: int
+) -> None:
+    decode, prefill = decoder("d"), ScriptedEngine("p", Role.PREFILL, MOONCAKE)
+    hold = asyncio.Event()
+    decode.usual = Act(hold=hold)
+    most = 0
+
+    def running_now() -> int:
+        nonlocal most
+        now = sum(not leg.finished.is_set() for leg in decode.legs)
+        most = max(most, now)
+        return now
+
+    async with (
+        engines(prefill, decode),
+        two_schedulers(tmp_path, redis_server, prefill.instance(), decode.instance(max_batch=places)) as both,
+    ):
+        sent = [asyncio.ensure_future(both[at % 2].complete(**LONG)) for at in range(12)]
+        await until(lambda: sum(map(holding, both)) == 12 - places)
+        await until(lambda: running_now() == places)
+        assert all(map(holding, both))
+        hold.set()
+
+        async def watch() -> None:
+            while True:
+                running_now()
+                await asyncio.sleep(0)
+
+        watching = asyncio.create_task(watch())
+        answers: list[httpx.Response] = await asyncio.gather(*sent)
+        watching.cancel()
+        assert [each.status_code for each in answers] == [200] * 12
+        assert most == places
+        assert len(decode.legs) == 12
+        for each in both:
+            await until(lambda each=each: each.reserved == 0)  # type: ignore[misc]
