@@ -75,7 +75,8 @@ class Conductor:
         self._fitting = CostFitting(costs)
         self._transfers = TransferFitting(costs)
         self._margins = TtftMargins(costs, ttft_percentile)
-        self._waits = PlaceWaits()
+        self.waits = PlaceWaits()
+        """How those fared lately who waited for a place to decode."""
         self._priority_floor = priority_floor
         self._chance = chance
         self._propose: _Propose | None = getattr(policy, "propose", None)
@@ -97,7 +98,7 @@ class Conductor:
             refused = self._judge(ask, placement, world)
             if refused is None:
                 promised = self.admission.promised(ask, placement, world)
-                wait_s = self.admission.wait_s(ask, promised, world, self._waits)
+                wait_s = self.admission.wait_s(ask, promised, world, self.waits)
                 return promised if wait_s == 0 else replace(promised, wait_s=wait_s)
             first = first or refused
         assert first is not None, "a policy proposes at least one placement"
@@ -107,7 +108,7 @@ class Conductor:
         """Admission; near the limit, tenants with more than their share give way to the others."""
         floor = self._priority_floor
         share = 1.0 if ask.priority >= floor else priority_share(ask.priority, floor)
-        judge, waits = self.admission.judge, self._waits
+        judge, waits = self.admission.judge, self.waits
         # Nobody is kept from this much, so that tenants are weighed against each other only near the limit.
         if judge(ask, placement, world, share * LEAST_BESIDE_WANTING, waits) is None:
             return None
@@ -263,7 +264,7 @@ class Conductor:
     def observe_place(self, held: Held, now_s: float, *, found: bool) -> None:
         """A prefilled request has got its place to decode, or was given up (not: its client left)."""
         need_tokens = held.ask.prompt_tokens + held.ask.output_tokens
-        self._waits.observe(need_tokens, now_s - held.since_s, now_s, found=found)
+        self.waits.observe(need_tokens, now_s - held.since_s, now_s, found=found)
 
     def observe_step(self, instance_class: str, batch: float, kv_tokens: float, seconds: float) -> None:
         """A decode step (the time between two tokens) took so long with this batch and its KV tokens.

@@ -174,6 +174,14 @@ class Result:
             ),
         )
 
+    def output_errors_tokens(self) -> list[int]:
+        """Tokens of answers less those that were foretold, in rising order."""
+        return sorted(
+            o.output_tokens - o.predicted_output_tokens
+            for o in self.outcomes
+            if o.completed and o.predicted_output_tokens is not None
+        )
+
     def ttfts_s(self) -> list[float]:
         """In rising order."""
         return sorted([outcome.ttft_s for outcome in self.outcomes if outcome.ttft_s is not None])
