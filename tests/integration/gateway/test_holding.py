@@ -56,20 +56,20 @@ async def test_a_prefilled_request_waits_until_decode_has_a_place_and_is_then_se
         await until(lambda: holding(running) == 1)
         assert len(prefill.legs) == 2
         assert len(decode.legs) == 1
-        assert "mooncake_held_requests 1.0" in (await running.client.get("/metrics")).text
+        assert "mooncake_decode_wait_requests 1.0" in (await running.client.get("/metrics")).text
         hold.set()
         answers = [await first, await second]
         assert [each.status_code for each in answers] == [200, 200]
         assert decode.legs[1].kv["transfer_id"] == prefill.legs[1].kv["transfer_id"]
         await running.settled()
         metrics = (await running.client.get("/metrics")).text
-        assert "mooncake_held_requests 0.0" in metrics
-        assert "mooncake_held_seconds_count 2.0" in metrics
+        assert "mooncake_decode_wait_requests 0.0" in metrics
+        assert "mooncake_decode_wait_seconds_count 2.0" in metrics
         assert 'mooncake_output_error_tokens_bucket{le="+Inf"} 2.0' in metrics
         decision = running.scheduler.services.decisions.get(answers[1].headers["x-request-id"])
         assert decision is not None
-        assert decision.held_s
-        assert decision.held_s > 0
+        assert decision.decode_wait_s
+        assert decision.decode_wait_s > 0
 
 
 async def test_who_finds_no_place_while_its_time_lasts_is_told_why_and_its_kv_is_freed(
@@ -97,8 +97,8 @@ async def test_who_finds_no_place_while_its_time_lasts_is_told_why_and_its_kv_is
         decision = services.decisions.get(refused.headers["x-request-id"])
         assert decision is not None
         assert decision.refused is RefusalReason.TBT
-        assert decision.held_s is not None
-        assert decision.held_s > 0
+        assert decision.decode_wait_s is not None
+        assert decision.decode_wait_s > 0
 
 
 async def test_a_client_that_leaves_while_it_waits_gives_its_kv_back_and_takes_no_place(
