@@ -139,7 +139,7 @@ class Planner:
             if -wanted[0][0] <= ADVANTAGE * least:
                 break
             _, number, session, worth = wanted[0]
-            if session.cold == 0 or not self._stays(session, worth, least, now_s):
+            if session.cold == 0 or not self._stays(session, least, now_s):
                 heappop(wanted)
                 continue
             budget -= 1
@@ -170,7 +170,7 @@ class Planner:
             self.scores.lost(len(session.promoted))
             session.promoted.clear()
 
-    def _stays(self, session: Session, worth: float, least: float, now_s: float) -> bool:
+    def _stays(self, session: Session, least: float, now_s: float) -> bool:
         """Whether the turn probably comes before the block would have to yield again."""
         horizon_s = self.sessions.gaps(session.tenant).typical_s
         stays_s = horizon_s * _LOOK_AHEAD[0]
