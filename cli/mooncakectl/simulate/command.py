@@ -53,6 +53,9 @@ def command(
             autocompletion=completion.of_list(completion.tier_rules),
         ),
     ] = "",
+    copy_hot_blocks: Annotated[
+        bool, typer.Option("--copy-hot-blocks", help="Copy what many read to other nodes of the store.")
+    ] = False,
     die: Annotated[
         list[str] | None,
         typer.Option(
@@ -94,6 +97,7 @@ def command(
             tiers=rules(tiers),
             die=failures(die or ()),
             load_age_s=load_age_s,
+            copies=copy_hot_blocks,
         )
         requests = read_trace(trace, limit=limit)
         if not requests:

@@ -50,16 +50,26 @@ def _failure(text: str) -> Failure:
 
 
 def under(
-    spec: ClusterSpec, tiers: Sequence[Rule], die: Sequence[Failure], load_age_s: float
+    spec: ClusterSpec,
+    tiers: Sequence[Rule] = (),
+    die: Sequence[Failure] = (),
+    load_age_s: float = 0.0,
+    *,
+    copies: bool = False,
 ) -> list[ClusterSpec]:
-    """The cluster under these conditions, once for each rule.
+    """The cluster under these conditions, once for each rule; `copies`: of hot blocks, in the store.
 
     Raises:
         ValueError: it has no tiers, or no such instance.
     """
     spec = replace(spec, failures=tuple(die), load_age_s=load_age_s)
-    if not tiers:
+    if not tiers and not copies:
         return [spec]
     if spec.tiers is None:
-        raise ValueError("--tiers: the manifest has no store with an SSD: write kvCachePools[].ssd")
+        asked = "--tiers" if tiers else "--copy-hot-blocks"
+        raise ValueError(f"{asked}: the manifest has no store with an SSD: write kvCachePools[].ssd")
+    spec = replace(spec, tiers=replace(spec.tiers, replicate=copies))
+    if not tiers:
+        return [spec]
+    assert spec.tiers is not None
     return [replace(spec, tiers=replace(spec.tiers, rule=rule)) for rule in tiers]

@@ -36,6 +36,8 @@ class Answer:
     figures: dict[str, float | None]
     curves: Curves
     """Of the first seed."""
+    copied_blocks: int | None = None
+    """Of hot blocks, to other nodes of the store, in the first seed; None where it has no tiers."""
 
     def document(self) -> dict[str, Any]:
         """For machines. Times in seconds, shares of all requests."""
@@ -50,6 +52,7 @@ class Answer:
             **self.figures,
             "refused_by_reason": self.curves.refused_by_reason,
             "prompt_tokens": self.curves.prompt_tokens,
+            "copied_blocks": self.copied_blocks,
             "promoted_blocks": self.curves.promoted_blocks,
         }
 
@@ -64,6 +67,7 @@ def questions(
     tiers: Sequence[Rule] = (),
     die: Sequence[Failure] = (),
     load_age_s: float = 0.0,
+    copies: bool = False,
 ) -> list[Question]:
     """Every combination of what is to be compared; what is not given stays as in the manifest.
 
@@ -74,7 +78,7 @@ def questions(
     return [
         Question(replace(each, policy=policy, admission=admission), speed)
         for spec in specs
-        for each in under(spec, tiers, die, load_age_s)
+        for each in under(spec, tiers, die, load_age_s, copies=copies)
         for speed in speeds
         for policy in policies or (base.policy,)
         for admission in admissions or (base.admission,)
@@ -92,6 +96,7 @@ def answer(
     """Run one set-up with each seed, of which there is at least one."""
     found: list[dict[str, float | None]] = []
     curves: Curves | None = None
+    copied: int | None = None
     for seed in seeds:
         result = simulate(
             question.spec,
@@ -101,10 +106,12 @@ def answer(
             on_arrival=on_arrival,
         )
         found.append(dict(_figures(result)))
-        curves = curves or curves_of(question.spec, result)
+        if curves is None:
+            curves = curves_of(question.spec, result)
+            copied = None if result.tiers is None else result.tiers.copied_blocks
     assert curves is not None
     figures = {name: _median([each[name] for each in found]) for name in found[0]}
-    return Answer(question, figures, curves)
+    return Answer(question, figures, curves, copied)
 
 
 def _median(values: Sequence[float | None]) -> float | None:

@@ -132,9 +132,14 @@ def test_rules_for_the_stores_dram_are_compared_where_it_has_an_ssd(trace: Path,
     code, printed, _ = _run("-f", with_ssd(tmp_path), *arguments)
     assert code == 0
     assert [run["tiers"] for run in json.loads(printed)["runs"]] == ["lru", "predicted"]
-    code, _, told = _run("-f", QUICKSTART, *arguments)
-    assert code == 1
-    assert "kvCachePools[].ssd" in told
+    for wanted in (("--tiers", "lru"), ("--copy-hot-blocks",)):
+        code, _, told = _run("-f", QUICKSTART, "--trace", trace, *wanted)
+        assert code == 1
+        assert f"{wanted[0]}: the manifest has no store with an SSD" in " ".join(told.split())
+        assert "kvCachePools[].ssd" in told
+    code, printed, _ = _run("-f", with_ssd(tmp_path), "--trace", trace, "--copy-hot-blocks", "--json")
+    assert code == 0
+    assert [run["copied_blocks"] for run in json.loads(printed)["runs"]] == [0]
     code, _, told = _run("-f", with_ssd(tmp_path), "--trace", trace, "--tiers", "mru")
     assert code == 1
     assert "lru, lfu, length-aware, predicted" in told
