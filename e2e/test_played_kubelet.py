@@ -87,6 +87,49 @@ async def test_a_readiness_gate_keeps_a_pod_from_being_ready(kube: Kube, namespa
     assert not closed
 
 
+class _Crossing:
+    """A client through which a gate is opened, and seen to be, while the kubelet writes that it is closed."""
+
+    def __init__(self, kube: Kube, body: dict[str, Any]) -> None:
+        self._kube = kube
+        self._body = body
+        self.played: PlayedNodes | None = None
+        self.crossed = False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._kube, name)
+
+    async def patch(self, kind: str, name: str, body: Any, *rest: Any, **how: Any) -> Any:
+        answer = await self._kube.patch(kind, name, body, *rest, **how)
+        if kind == "Pod" and not self.crossed:
+            self.crossed = True
+            await self._kube.patch(kind, name, self._body, *rest, **how)
+            await eventually("the kubelet sees the gate open", self._is_seen)
+        return answer
+
+    async def _is_seen(self) -> bool:
+        assert self.played is not None
+        return any(is_true(pod, "mooncake.io/routable") for pod, _ in self.played.pods())
+
+
+async def test_a_gate_that_opens_while_the_kubelet_writes_is_not_overlooked(
+    kube: Kube, namespace: str
+) -> None:
+    gated = a_pod("gated", readinessGates=[{"conditionType": "mooncake.io/routable"}], nodeName="played-0")
+    crossing = _Crossing(
+        kube, {"status": {"conditions": [{"type": "mooncake.io/routable", "status": "True"}]}}
+    )
+    async with PlayedNodes(crossing, 1, shape=_TAINTED) as played:  # type: ignore[arg-type]
+        crossing.played = played
+        await kube.apply_all([gated], namespace)
+
+        async def is_ready() -> bool:
+            return is_true(await kube.get("Pod", "gated", namespace), "Ready")
+
+        await eventually("the Pod is Ready", is_ready)
+    assert crossing.crossed
+
+
 async def _state_of(kube: Kube, namespace: str, name: str) -> tuple[str, str, int, bool]:
     pod = await kube.get("Pod", name, namespace)
     status = pod["status"]

@@ -9,7 +9,8 @@ import asyncio
 from datetime import UTC, datetime
 from typing import Any, Self
 
-from e2e.kube import Kube
+from aiohttp import ClientError
+from e2e.kube import Kube, KubeError
 from e2e.played_kubelet import PlayedNodes
 
 GATE = "bench.mooncake.io/open"
@@ -54,7 +55,10 @@ class GateKeeper:
         stamp = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         gate = {"type": GATE, "status": "True", "reason": "Ready", "lastTransitionTime": stamp}
         body = {"metadata": {"uid": metadata["uid"]}, "status": {"conditions": [gate]}}
+        place = (metadata["name"], body, metadata["namespace"])
         async with self._limit:
-            await self._kube.patch(
-                "Pod", metadata["name"], body, metadata["namespace"], how="strategic", subresource="status"
-            )
+            try:
+                await self._kube.patch("Pod", *place, how="strategic", subresource="status")
+            except (KubeError, ClientError, TimeoutError):
+                # A crowded server: looked at again in a moment, as any controller would.
+                self._opened.discard(metadata["uid"])

@@ -243,11 +243,15 @@ class _Played:
             if left is not None and left <= 0:
                 await self._while_silent()
                 return True
-            self.changed.clear()
+            if end is not None:
+                self.changed.clear()
             with suppress(TimeoutError):
                 await asyncio.wait_for(self.changed.wait(), left)
-                if end is None and "deletionTimestamp" not in self._pod["metadata"]:
-                    return True
+                if end is None:
+                    # Not before waiting: what changed while the last change was written would be lost.
+                    self.changed.clear()
+                    if "deletionTimestamp" not in self._pod["metadata"]:
+                        return True
         await self._while_silent()
         return False
 

@@ -131,6 +131,14 @@ class ClusterReconciler:
         memory = self._memories.get(key) or self._new_memory(key)
         self._memories[key] = memory
         try:
+            return await self._pass(key, memory)
+        except BaseException:
+            # It may have written what it could not tell of any more.
+            memory.recent.forget()
+            raise
+
+    async def _pass(self, key: Key, memory: _Memory) -> Result:
+        try:
             world = await gather(self._client, key, memory.recent)
         except ForbiddenError:
             # Rights that lie in the namespace go with it.

@@ -45,6 +45,8 @@ class PlayedWorld:
         """Whether the operator is a new one for each pass, as if it had been killed after the last."""
         self.settings = Settings()
         """Of the operator; `restart` makes new ones count."""
+        self.watched = False
+        """Whether the operator believes that it is told of changes, as its process is; nobody does here."""
         client._observer = self._seen
         self._recording = False
         self.restart()
@@ -58,6 +60,7 @@ class PlayedWorld:
             schedulers=schedulers,
             stores=Stores(port=self.store_port),
             clock=lambda: time.time() + self.passed_s,
+            watched=self.watched,
         )
 
     def _seen(self, verb: str, plural: str, status: int, seconds: float) -> None:
