@@ -77,6 +77,11 @@ class Sum:
         )
 
     @property
+    def anybody_waits(self) -> bool:
+        """Whether a prefill waits for its turn."""
+        return bool(self._still.waiting)
+
+    @property
     def promised(self) -> int:
         """Requests in decode or on their way to it."""
         return self._still.batch + self._still.arriving
@@ -137,6 +142,16 @@ class Board:
         if limits.kv_tokens and decode.kv_tokens + reservation.kv_tokens > limits.kv_tokens:
             return RefusalReason.KV_MEMORY
         return None
+
+    def has_to_wait(self, reservation: Reservation, now_s: float) -> bool:
+        """Whether a prefill that is reserved now has to wait for its turn."""
+        if reservation.waits_above_s == inf:
+            return False
+        self._add_up()
+        queue = reservation.prefill or reservation.decode
+        there = self._sums.get(queue, _IDLE)
+        queued_us = there.queued_us(now_s, self.since_s.get(queue, 0.0))
+        return there.anybody_waits or queued_us > microseconds(reservation.waits_above_s)
 
     def begin_prefill(self, reservation_id: str, now_s: float) -> Entry | None:
         """The turn of a prefill of the own book has come; None when it did not wait, or is unknown."""

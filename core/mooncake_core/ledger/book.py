@@ -120,8 +120,13 @@ class Book:
         """All reservations, oldest first."""
         return self._entries.values()
 
-    def add(self, reservation: Reservation, now_s: float) -> Entry:
+    def add(self, reservation: Reservation, now_s: float, *, waits: bool = False) -> Entry:
         """Write a reservation down.
+
+        Args:
+            reservation: What was taken.
+            now_s: The moment.
+            waits: Its prefill is held back until its turn comes.
 
         Raises:
             ValueError: its id is taken; release it first.
@@ -137,12 +142,12 @@ class Book:
             max(1, microseconds(reservation.prefill_cost_s)),
             bucket_of(reservation.prefill_end_s),
             bucket_of(reservation.decode_end_s),
-            inf if reservation.waits else now_s,
+            inf if waits else now_s,
         )
         self._entries[reservation.id] = entry
         decode = self._tally(reservation.decode)
         queue = self._tally(reservation.prefill) if reservation.prefill else decode
-        if reservation.waits:
+        if waits:
             queue.waiting[reservation.id] = Waiting(now_s, entry.cost_us, reservation.latest_end_s)
         else:
             queue.queue[reservation.id] = (now_s, entry.cost_us)

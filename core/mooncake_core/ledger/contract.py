@@ -45,8 +45,9 @@ class Reservation(msgspec.Struct, frozen=True, gc=False):
     decode_end_s: float
     """When its last token is predicted."""
     tenant: str = "default"
-    waits: bool = False
-    """Its prefill is held back until its turn comes (`Ledger.prefill_begun`); else it is sent at once."""
+    waits_above_s: float = inf
+    """Its prefill waits for its turn (`Ledger.prefill_begun`) where more than that is queued at its instance,
+    or others wait there; else it is sent at once. inf = it never waits."""
     latest_end_s: float = inf
     """When its prefill has to have ended, as was promised; inf = nothing was."""
     prefill_tokens: int = 0

@@ -23,7 +23,8 @@ class MemoryLedger:
         """
         refused = self._board.exceeded(reservation, limits, now_s)
         if refused is None:
-            self._board.book.add(reservation, now_s)
+            waits = self._board.has_to_wait(reservation, now_s)
+            self._board.book.add(reservation, now_s, waits=waits)
         return refused
 
     def waiting(self, reservation_id: str) -> Waiting | None:

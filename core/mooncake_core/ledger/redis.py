@@ -27,6 +27,7 @@ from mooncake_core.ledger.scripts import (
     SEAT,
     STALE,
     TAKEN,
+    TAKEN_AND_WAITS,
 )
 from mooncake_core.ledger.share import Share, Waiting
 from mooncake_core.resp import Reply, ReplyError, RespClient, Script
@@ -111,7 +112,7 @@ class RedisLedger:
             self._unsure = self._unsure or generation == self._generation
             await self._post_if_unsure()
             reply, generation = await self._try_reserve(reservation, limits, now_s)
-        if reply != TAKEN:
+        if reply not in (TAKEN, TAKEN_AND_WAITS):
             if reply in _REASONS:
                 return _REASONS[reply]
             self._unsure = True
@@ -119,7 +120,7 @@ class RedisLedger:
         if reservation.id in self._board.book:
             self._unsure = True
             raise ValueError(f"reservation {reservation.id} was asked for twice at once")
-        self._board.book.add(reservation, now_s)
+        self._board.book.add(reservation, now_s, waits=reply == TAKEN_AND_WAITS)
         if generation != self._generation:
             # Taken, and then wiped by a posting of the table that did not know of it yet.
             self._unsure = True
@@ -135,7 +136,8 @@ class RedisLedger:
         """
         refused = self._board.exceeded(reservation, limits, now_s)
         if refused is None:
-            self._board.book.add(reservation, now_s)
+            waits = self._board.has_to_wait(reservation, now_s)
+            self._board.book.add(reservation, now_s, waits=waits)
             self._unsure = True
         return refused
 
@@ -255,7 +257,7 @@ class RedisLedger:
             -1 if limits.queued_s == inf else microseconds(limits.queued_s),
             limits.batch,
             limits.kv_tokens,
-            b"+inf" if reservation.waits else repr(now_s),
+            -1 if reservation.waits_above_s == inf else microseconds(reservation.waits_above_s),
         )
         return await self._ask(RESERVE, arguments), generation
 

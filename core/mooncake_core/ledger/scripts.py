@@ -23,7 +23,7 @@ from mooncake_core.resp import Script
 
 STALE = 9
 """Reply of a script whose incarnation was reaped, or whose table was posted again since."""
-TAKEN, QUEUE_FULL, BATCH_FULL, KV_FULL = 0, 1, 2, 3
+TAKEN, QUEUE_FULL, BATCH_FULL, KV_FULL, TAKEN_AND_WAITS = 0, 1, 2, 3, 4
 """Replies of RESERVE and SEAT."""
 
 _STRIKE = """
@@ -57,6 +57,7 @@ RESERVE = Script(
     """
 local p, inc, gen, rid, queue, cost, decode, kv, now = KEYS[1], unpack(ARGV, 1, 8)
 local most_queued, most_batch, most_kv = tonumber(ARGV[9]), tonumber(ARGV[10]), tonumber(ARGV[11])
+local most_ahead = tonumber(ARGV[12])
 local row = p .. 'row:' .. inc
 if redis.call('HGET', row, 'gen') ~= gen then return 9 end
 local queued, promised, tokens = 0, 0, 0
@@ -66,27 +67,32 @@ for _, each in ipairs(redis.call('SMEMBERS', p .. 'incs')) do
   promised = promised + tonumber(had[2] or 0)
   tokens = tokens + tonumber(had[3] or 0)
 end
-if most_queued >= 0 then
+if most_queued >= 0 or most_ahead >= 0 then
   local first = redis.call('ZRANGE', p .. 'queue:' .. queue, 0, 0, 'WITHSCORES')
   if first[1] and first[2] ~= 'inf' then
     local since = tonumber(redis.call('HGET', p .. 'since', queue) or 0)
     local ran = math.floor((tonumber(now) - math.max(since, tonumber(first[2]))) * 1e6 + 0.5)
     queued = queued - math.min(tonumber(string.match(first[1], '|(%d+)$')), math.max(0, ran))
   end
-  if queued + tonumber(cost) > most_queued then return 1 end
+  if most_queued >= 0 and queued + tonumber(cost) > most_queued then return 1 end
 end
 if most_batch > 0 and promised + 1 > most_batch then return 2 end
 if most_kv > 0 and tokens + tonumber(kv) > most_kv then return 3 end
-redis.call('ZADD', p .. 'queue:' .. queue, ARGV[12], inc .. '|' .. rid .. '|' .. cost)
+local handed_over, taken = now, 0
+if most_ahead >= 0 then
+  local last = redis.call('ZRANGE', p .. 'queue:' .. queue, -1, -1, 'WITHSCORES')
+  if queued > most_ahead or last[2] == 'inf' then handed_over, taken = '+inf', 4 end
+end
+redis.call('ZADD', p .. 'queue:' .. queue, handed_over, inc .. '|' .. rid .. '|' .. cost)
 redis.call('HINCRBY', row, 'q:' .. queue, cost)
 redis.call('HINCRBY', row, 'n:' .. decode, 1)
 redis.call('HINCRBY', row, 'k:' .. decode, kv)
-return 0
+return taken
 """
 )
 """ARGV: inc, gen, reservation, queue instance, cost in microseconds, decode instance, KV tokens, now in
 seconds, then the bounds: queued microseconds (-1 = none), batch (0 = none), KV tokens (0 = none); at last
-when it is handed to its instance (+inf = it waits for its turn)."""
+the queued microseconds above which it waits for its turn (-1 = it never does)."""
 
 BEGIN = Script(
     """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from copy import copy
+from math import inf
 from typing import TypeAlias
 
 from msgspec.structs import replace
@@ -186,7 +187,7 @@ class Conductor:
         return self.admission.limits(ask, placement, world)
 
     def reservation(
-        self, ask: Ask, placement: Placement, now_s: float, *, waits: bool = False
+        self, ask: Ask, placement: Placement, now_s: float, *, waits_above_s: float = inf
     ) -> Reservation:
         """What the placement is predicted to take, for the ledger.
 
@@ -194,7 +195,7 @@ class Conductor:
             ask: The request.
             placement: What was decided.
             now_s: The moment.
-            waits: Its prefill is held back until its turn comes.
+            waits_above_s: Its prefill waits for its turn where more than that is queued.
         """
         prefill_end_s = now_s + placement.ttft_s
         drain_s = self.costs.of(placement.prefill or placement.decode).drain_s(
@@ -210,7 +211,7 @@ class Conductor:
             decode_end_s=prefill_end_s + ask.output_tokens * placement.tbt_s,
             tenant=ask.tenant,
             prefill_tokens=ask.prompt_tokens - placement.prefix_tokens,
-            waits=waits,
+            waits_above_s=waits_above_s,
             # What is fetched comes after its turn has.
             latest_end_s=now_s + placement.promised_ttft_s - placement.transfer_s - drain_s,
         )

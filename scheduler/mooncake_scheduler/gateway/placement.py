@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
+from math import inf
 from typing import TypeAlias
 
 import msgspec
@@ -27,14 +29,14 @@ from mooncake_scheduler.conductor.model import (
 )
 from mooncake_scheduler.conductor.placement import may_pair
 from mooncake_scheduler.conductor.prediction import without_arriving
-from mooncake_scheduler.conductor.reports import NOTHING, with_foreign, within_ledger
+from mooncake_scheduler.conductor.reports import NOTHING, Foreign, with_foreign, within_ledger
 from mooncake_scheduler.conductor.targets import targets_of
 from mooncake_scheduler.gateway.decisions import Decision
 from mooncake_scheduler.gateway.engines import pairs
 from mooncake_scheduler.gateway.errors import ErrorAnswer, no_instance, overloaded
 from mooncake_scheduler.gateway.reported import Reported
 from mooncake_scheduler.gateway.roster import Roster, Team
-from mooncake_scheduler.gateway.turns import Turns
+from mooncake_scheduler.gateway.turns import LEAD_S, Turns
 from mooncake_scheduler.metrics import GatewayMetrics
 
 ReserveLocally: TypeAlias = Callable[[Reservation, Limits, float], RefusalReason | None]
@@ -74,6 +76,8 @@ class Placer:
         self._reserve_locally = reserve_locally
         self._metrics = metrics or GatewayMetrics()
         self.turns = turns
+        self._asked_for: dict[str, tuple[int, float]] = {}
+        """Prefills that the ledger is being asked for, and their seconds, by instance."""
         self.reported = Reported()
         self._models: dict[str, CostModel] = {}
         self._frozen_costs = CostModels()
@@ -119,9 +123,11 @@ class Placer:
             if not again and self.conductor.checks_stages:
                 self._check_start(ask, placement, world)
             limits = Limits() if again else self._limits(ask, placement, world)
-            waits = self._waits(placement, world)
-            reservation = self.conductor.reservation(ask, placement, world.now_s, waits=waits)
-            reason = await self.reserve(reservation, limits, world.now_s)
+            reservation = self.conductor.reservation(
+                ask, placement, world.now_s, waits_above_s=self._waits_above_s(placement, world)
+            )
+            with self._asking(reservation):
+                reason = await self.reserve(reservation, limits, world.now_s)
             metrics.reserve_s.observe(time.monotonic() - decided_s)
             if reason is None:
                 return placement, world
@@ -131,11 +137,27 @@ class Placer:
         refused = self.conductor.lost(reason, ask, placement, self._scene(placement, world))
         raise overloaded(refused, world, self.clock.scale)
 
-    def _waits(self, placement: Placement, world: World) -> bool:
-        """Whether the prefill has to wait for its turn; at an instance that is idle it does not."""
-        if self.turns is None or placement.prefill is None:
-            return False
-        return self.turns.waits(self.ledger.load(placement.prefill.id, world.now_s))
+    @contextmanager
+    def _asking(self, reservation: Reservation) -> Iterator[None]:
+        """Until the ledger has answered, others that are placed here see what is asked for as taken."""
+        instance = reservation.prefill or reservation.decode
+        queued, queued_s = self._asked_for.get(instance, (0, 0.0))
+        self._asked_for[instance] = queued + 1, queued_s + reservation.prefill_cost_s
+        try:
+            yield
+        finally:
+            queued, queued_s = self._asked_for[instance]
+            if queued == 1:
+                del self._asked_for[instance]
+            else:
+                self._asked_for[instance] = queued - 1, queued_s - reservation.prefill_cost_s
+
+    def _waits_above_s(self, placement: Placement, world: World) -> float:
+        """From how much work ahead of it on a prefill waits for its turn; inf = never."""
+        prefill = placement.prefill
+        if self.turns is None or prefill is None or not world.cost.of(prefill).knows_prefill:
+            return inf
+        return LEAD_S * self.clock.scale
 
     def check_decode(self, ask: Ask, placement: Placement, world: World) -> ErrorAnswer | None:
         """Whether decode may start now that the prefill has ended, before the ledger is told of that.
@@ -317,6 +339,8 @@ class Placer:
         load = loads.get(instance.id, _IDLE)
         if self.reported.foreign:
             load = self._with_foreign(instance.id, load)
+        if instance.id in self._asked_for:
+            load = with_foreign(load, Foreign(*self._asked_for[instance.id]))
         if not depths:
             # Most often the same as a moment ago: a frozen object is costly to make.
             blank = self._blanks.get(instance.id)

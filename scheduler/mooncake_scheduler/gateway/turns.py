@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from mooncake_core.ledger import InstanceLoad, Ledger, Waiting
+from mooncake_core.ledger import Ledger, Waiting
 from mooncake_core.registry import InstanceState
 from mooncake_scheduler.clock import Clock
 from mooncake_scheduler.conductor.order import QueueOrder
@@ -20,6 +20,8 @@ from mooncake_scheduler.gateway.roster import Member, Roster
 
 LEAD_S = 0.1
 """Wall seconds before an instance is free at which the next prefill is handed to it."""
+MIRROR_S = 0.1
+"""Wall seconds after which a mirror shows what the ledger knows."""
 PATIENCE_S = 0.25
 """Wall seconds for which an instance is left idle for a peer's prefill whose turn it is: longer than it takes
 to hear of its hand-over, and far shorter than it takes to notice that the peer died."""
@@ -28,7 +30,7 @@ to hear of its hand-over, and far shorter than it takes to notice that the peer 
 class _Held:
     """A request that waits."""
 
-    __slots__ = ("flow", "handed_over", "left", "member", "queue_s", "reservation", "waiting")
+    __slots__ = ("flow", "handed_over", "left", "member", "not_before_s", "queue_s", "reservation", "waiting")
 
     def __init__(self, flow: Flow, member: Member, reservation: str, waiting: Waiting) -> None:
         self.flow = flow
@@ -38,6 +40,7 @@ class _Held:
         self.handed_over = False
         self.left = False
         """Its instance takes no more work from this gateway."""
+        self.not_before_s = 0.0
         self.queue_s = 0.0
 
 
@@ -74,10 +77,6 @@ class Turns:
         """Requests that wait."""
         return sum(len(held) for held in self._held.values())
 
-    def waits(self, load: InstanceLoad) -> bool:
-        """Whether a new prefill has to wait for its turn at an instance of this load."""
-        return bool(load.waiting) or load.handed_over_s > LEAD_S * self._clock.scale
-
     async def wait(self, flow: Flow, member: Member, reservation: str, waiting: Waiting) -> float | None:
         """Wait for a turn; the ledger knows of it when this returns.
 
@@ -87,8 +86,12 @@ class Turns:
         Raises:
             Interruption: the client left, or the wait took too long. The reservation still is to be released.
         """
-        held = _Held(flow, member, reservation, waiting)
         instance_id = member.instance.id
+        held = _Held(flow, member, reservation, waiting)
+        load = self._ledger.load(instance_id, self._clock.now_s())
+        if load.queued == 1:
+            # The ledger let it wait, and the mirror shows nobody else: it has not heard of them yet.
+            held.not_before_s = self._monotonic() + MIRROR_S
         self._held.setdefault(instance_id, []).append(held)
         try:
             self.look(instance_id)
@@ -126,6 +129,8 @@ class Turns:
             self._idle_since_s.pop(instance_id, None)
             return None
         mine = next((held for held in all_held if held.waiting == chosen), None)
+        if mine is not None and self._monotonic() < mine.not_before_s:
+            return None
         if mine is not None:
             self._idle_since_s.pop(instance_id, None)
             return mine

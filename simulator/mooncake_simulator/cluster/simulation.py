@@ -189,13 +189,13 @@ class _Simulation:
         if isinstance(decision, Refused):
             outcome.refused = decision.reason.value
             return
-        reservation = conductor.reservation(ask, decision, now_s, waits=self.order is not None)
+        reservation = conductor.reservation(ask, decision, now_s)
         limits = conductor.limits(ask, decision, world)
         lost = None if self.late is not None else self.board.exceeded(reservation, limits, now_s)
         if lost is not None:
             outcome.refused = lost.value
             return
-        self.board.book.add(reservation, now_s)
+        self.board.book.add(reservation, now_s, waits=self.order is not None)
         conductor.observe_admitted(ask, now_s)
         if decision.promised_ttft_s < inf:
             outcome.promised_ttft_s = decision.promised_ttft_s
@@ -255,8 +255,8 @@ class _Simulation:
             if self.tiers is not None and life.turn is not None:
                 self.tiers.given_up(life.turn)
             return
-        reservation = self.conductor.reservation(ask, placement, now_s, waits=self.order is not None)
-        self.board.book.add(reservation, now_s)
+        reservation = self.conductor.reservation(ask, placement, now_s)
+        self.board.book.add(reservation, now_s, waits=self.order is not None)
         anew = self.lives[name] = _Life(self, life.request, outcome, ask, placement)
         anew.turn = life.turn
         anew.dispatch(sources)

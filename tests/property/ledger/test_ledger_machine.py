@@ -51,7 +51,7 @@ def an_ask(chance: Random) -> dict[str, Any]:
         "queue_slack_s": chance.choice([inf, inf, 1.0, 0.0, -1 / 8]),
         "batch_slack": chance.choice([None, None, None, 0, -1]),
         "kv_slack": chance.choice([None, None, None, 0, -1]),
-        "waits": chance.random() < 0.4,
+        "waits_above_s": chance.choice([inf, inf, 0.0, 2.0]),
         "promised_s": chance.choice([inf, 0.0, 5.0]),
     }
 
@@ -164,23 +164,26 @@ class LedgerMachine(RuleBasedStateMachine):
     def reserve(
         self, who: int, prefill: str | None, decode: str, cost_s: float, kv: int, delay_s: float,
         lasts_s: float, queue_slack_s: float, batch_slack: int | None, kv_slack: int | None,
-        waits: bool, promised_s: float,
+        waits_above_s: float, promised_s: float,
     ) -> None:  # fmt: skip
         scheduler = self.schedulers[who % len(self.schedulers)]
         self.now_s += 1 / 8
         self.returns(scheduler)
         arrives_s = self.now_s + delay_s
         name = f"r{next(self.ids)}"
-        wanted = Reservation(
-            name, prefill, cost_s, decode, kv, arrives_s, arrives_s + lasts_s,
-            waits=waits, latest_end_s=self.now_s + promised_s, prefill_tokens=1 + kv // 2,
-        )  # fmt: skip
         there = [h for h in self.known() if h.reservation.decode == decode]
         tokens = sum(h.reservation.kv_tokens for h in there)
         queued_s = self.queued_s(prefill or decode)
         if prefill in self.blurred or decode in self.blurred:
             queued_s = sum(h.reservation.prefill_cost_s for h in self.queue(prefill or decode))
             queue_slack_s = max(queue_slack_s, 0.0)
+            waits_above_s = inf
+        wanted = Reservation(
+            name, prefill, cost_s, decode, kv, arrives_s, arrives_s + lasts_s,
+            waits_above_s=waits_above_s, latest_end_s=self.now_s + promised_s, prefill_tokens=1 + kv // 2,
+        )  # fmt: skip
+        others_wait = any(h.begun_s == inf for h in self.queue(prefill or decode))
+        waits = waits_above_s < inf and (others_wait or queued_s > waits_above_s)
         limits = Limits(
             queued_s=queued_s + cost_s + queue_slack_s,
             batch=0 if batch_slack is None else len(there) + 1 + batch_slack,
