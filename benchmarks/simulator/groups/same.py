@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import hashlib
+import os
 import subprocess
 import sys
 import tracemalloc
@@ -40,10 +41,12 @@ def digest(result: Result) -> str:
 
 def _digest_elsewhere(folder: Path, hash_seed: int) -> str:
     command = [sys.executable, str(Path(__file__)), str(folder / "conversation_trace.jsonl")]
-    ran = subprocess.run(
-        command, check=True, capture_output=True, text=True,
-        env={"PYTHONHASHSEED": str(hash_seed), "PYTHONPATH": str(Path(__file__).parents[1])},
-    )  # fmt: skip
+    # What this process imports from, the other must, too.
+    paths = {
+        "PYTHONHASHSEED": str(hash_seed),
+        "PYTHONPATH": os.pathsep.join(each for each in sys.path if each),
+    }
+    ran = subprocess.run(command, check=True, capture_output=True, text=True, env=os.environ | paths)
     return ran.stdout.strip()
 
 
