@@ -33,6 +33,9 @@ _PATCHES = {
 }
 _USER_AGENT = "mooncake-operator"
 _LARGEST_PAGE = 500
+AT_ONCE = 32
+"""Requests of one client at a time. The API server queues an account's requests together: more of them would
+wait there all the same, and behind them the Lease's renewal, which has a client of its own."""
 _OPENAPI = Resource("v3", "OpenAPI", "openapi", namespaced=False)
 """No resource, but what its requests are counted as."""
 
@@ -66,6 +69,7 @@ class Client:
         self._rules = rules or RetryRules()
         self._chance = chance
         self._observer = observer
+        self._turns = asyncio.Semaphore(AT_ONCE)
         self._loop: asyncio.AbstractEventLoop | None = None
 
     async def __aenter__(self) -> Self:
@@ -228,7 +232,10 @@ class Client:
         attempt = 1
         while True:
             try:
-                return await self._once(method, resource, path, body, query or {}, content_type, verb, accept)
+                async with self._turns:
+                    return await self._once(
+                        method, resource, path, body, query or {}, content_type, verb, accept
+                    )
             except KubeError as error:
                 wait_s = self._rules.wait_s(attempt, error, repeatable=repeatable, chance=self._chance)
                 if wait_s is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -9,10 +10,11 @@ import pytest
 from aiohttp import web
 from kubernetes.aio.client import Configuration
 
-from mooncake_operator.kube.client import Client
+from mooncake_operator.kube.client import AT_ONCE, Client
 from mooncake_operator.kube.errors import UnavailableError
 from mooncake_operator.kube.resources import POD
 from mooncake_operator.kube.retry import RetryRules
+from mooncake_testing.waiting import until
 
 AWAY = "http://api-server.invalid:6443"
 
@@ -23,9 +25,12 @@ class Listener:
     def __init__(self) -> None:
         self.port = 0
         self.asked: list[web.Request] = []
+        self.answers = asyncio.Event()
+        self.answers.set()
 
     async def answer(self, request: web.Request) -> web.Response:
         self.asked.append(request)
+        await self.answers.wait()
         return web.json_response({"metadata": {"name": "a"}})
 
 
@@ -89,3 +94,18 @@ async def test_answers_are_asked_for_unpacked() -> None:
     async with listening() as server, Client(configuration(f"http://127.0.0.1:{server.port}")) as client:
         await client.get(POD, "n", "a")
     assert server.asked[0].headers["Accept-Encoding"] == "identity"
+
+
+async def test_no_more_requests_are_under_way_than_the_api_server_would_take_up_soon() -> None:
+    """They would wait in its queues, and whatever else this account asks for behind them."""
+    async with listening() as server, Client(configuration(f"http://127.0.0.1:{server.port}")) as client:
+        server.answers.clear()
+        async with asyncio.TaskGroup() as group:
+            for _ in range(3 * AT_ONCE):
+                group.create_task(client.get(POD, "n", "a"))
+            await until(lambda: len(server.asked) >= AT_ONCE)
+            for _ in range(100):
+                await asyncio.sleep(0)
+            assert len(server.asked) == AT_ONCE
+            server.answers.set()
+    assert len(server.asked) == 3 * AT_ONCE
