@@ -21,8 +21,10 @@ LEAST_SEEN = 8
 """Requests lately before they say anything."""
 NEAREST = 4
 """Requests nearest in size whose wait is expected."""
-LEAST_CHANCE = 0.5
-"""Of finding a place in time that a request needs to be admitted where decode is full."""
+LEAST_CHANCE = 0.02
+"""Of finding a place in time that a request needs to be admitted where decode is full. Small: who is refused
+here is lost for certain, who is let in wrongly costs a prefill; and refusing by the dozen what takes the most
+prefill makes the prefill load swing (ADR 32)."""
 
 
 class _Fared(NamedTuple):

@@ -7,6 +7,7 @@ Every scheduler has a line of its own; that no place is given twice is the ledge
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import TypeAlias
 
@@ -98,8 +99,8 @@ class HoldingPlace:
             try:
                 await park()
             except DeadlineError:
-                if self._clock.now_s() < held.until_s:
-                    # It is the request itself that has taken too long.
+                # The two clocks do not agree to the last digit: what is asked is whose deadline it was.
+                if time.monotonic() >= job.total_s:
                     raise
             else:
                 return True
@@ -109,7 +110,9 @@ class HoldingPlace:
     async def _take(self, job: Job, held: Held, decode: Instance) -> bool:
         now_s = self._clock.now_s()
         limits = self._limits(held, decode)
-        # A place whose taking nobody sees would be given back by the release only.
+        # The ledger answers soon: the end of the wait must not cut off what is about to be a place. One whose
+        # taking nobody sees would be given back by the release only.
+        job.limit()
         job.flow.shielded = True
         try:
             reason = await self._seat(held.ask.id, decode.id, limits, now_s)

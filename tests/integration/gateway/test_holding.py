@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -12,12 +13,13 @@ import httpx
 import pytest
 
 from mooncake_core.ledger import RefusalReason
-from mooncake_core.registry import Instance, Role
+from mooncake_core.registry import EngineKind, Instance, Role
 from mooncake_core.registry.redis import RedisRegistry
 from mooncake_testing.gateway import Gateway, gateway
 from mooncake_testing.redis import RedisServer
 from mooncake_testing.scripted_engine import Act, ScriptedEngine, engines
 from mooncake_testing.scripted_pools import is_error
+from mooncake_testing.simulated import Simulated
 from mooncake_testing.waiting import until
 
 MOONCAKE = "MooncakeConnector"
@@ -176,9 +178,10 @@ async def test_the_death_of_its_prefill_engine_ends_the_wait_and_it_is_placed_an
 
 @asynccontextmanager
 async def two_schedulers(
-    folder: Path, redis: RedisServer, *instances: Instance
+    folder: Path, redis: RedisServer, *instances: Instance, **settings: Any
 ) -> AsyncIterator[list[Gateway]]:
-    namespace = "holding-test"
+    folder.mkdir(exist_ok=True)  # noqa: ASYNC240 - one folder of a test
+    namespace = f"holding-{folder.name}"
     registry = RedisRegistry(redis.url, namespace=namespace)
     registered = [await registry.register(instance) for instance in instances]
 
@@ -189,10 +192,10 @@ async def two_schedulers(
             await asyncio.sleep(0.3)
 
     beating = asyncio.create_task(beat())
-    settings: dict[str, Any] = {
+    settings = {
         "instances_file": None, "redis_url": redis.url, "namespace": namespace, "profile": PROFILE,
         "slo": {"ttft_s": 600.0}, "admission": {"mode": "predictive"},
-    }  # fmt: skip
+    } | settings  # fmt: skip
     for name in ("one", "two"):
         (folder / name).mkdir()
     try:
@@ -247,3 +250,69 @@ async def test_two_schedulers_never_both_take_the_last_place_and_serve_all_that_
         assert len(decode.legs) == 12
         for each in both:
             await until(lambda each=each: each.reserved == 0)  # type: ignore[misc]
+
+
+SCALE = 20.0
+_DECODING = """
+local count = 0
+for _, row in ipairs(redis.call('KEYS', '*ledger:row:*')) do
+  count = count + tonumber(redis.call('HGET', row, 's:decode') or 0)
+end
+return count
+"""
+
+
+def decoding(redis: RedisServer) -> int:
+    """What all schedulers have given places to at one moment; a picture of the others is late."""
+    with redis.client() as client:
+        return int(client.eval(_DECODING, 0))
+
+
+async def test_decode_that_is_full_serves_more_by_waiting_than_by_looking_once_and_frees_all_kv(
+    tmp_path: Path, redis_server: RedisServer
+) -> None:
+    """Simulated engines, two schedulers: 40 answers of some seconds at once, and 4 fit at a time."""
+    served: dict[str, int] = {}
+    waited: dict[str, float] = {}
+    connector = {"kv_connector": MOONCAKE, "kv_role": "kv_both"}
+    with Simulated(time_scale=SCALE) as simulated:
+        processes = {role: simulated.engine(connector=connector) for role in (Role.PREFILL, Role.DECODE)}
+        instances = [
+            Instance(
+                id=role.value, role=role, url=each.url, model="tiny", pool=role.value, revision="1",
+                engine=EngineKind.SIMULATED, engine_version="1", connector=MOONCAKE,
+                bootstrap_url=each.bootstrap_url, block_size_tokens=16, max_batch=4,
+                kv_capacity_tokens=1_400_000,
+            )
+            for role, each in processes.items()
+        ]  # fmt: skip
+        for mode in ("none", "predictive"):
+            settings = {"time_scale": SCALE, "slo": {"ttft_s": 30.0}, "admission": {"mode": mode}}
+            async with two_schedulers(tmp_path / mode, redis_server, *instances, **settings) as both:
+                for each in both:
+                    # The pair learns of each other.
+                    assert (await each.complete(stream=True)).status_code == 200
+                prompts = [[100_000 + at, *range(1_000, 1_600)] for at in range(40)]
+                sent = [
+                    asyncio.ensure_future(both[at % 2].complete(stream=True, max_tokens=240, prompt=prompt))
+                    for at, prompt in enumerate(prompts)
+                ]
+                most = 0
+                while not all(each.done() for each in sent):
+                    most = max(most, decoding(redis_server))
+                    await asyncio.sleep(0.05)
+                answers = await asyncio.gather(*sent)
+                statuses = Counter(each.status_code for each in answers)
+                assert set(statuses) <= {200, 429}
+                assert all("[DONE]" in each.text for each in answers if each.status_code == 200)
+                if mode == "predictive":
+                    assert most <= 4
+                served[mode] = statuses[200]
+                waited[mode] = sum(each.scheduler.services.metrics.decode_wait_s.total for each in both)
+                for each in both:
+                    await until(lambda each=each: not each.scheduler.datapath.flows)  # type: ignore[misc]
+                    await until(lambda each=each: each.reserved == 0)  # type: ignore[misc]
+                for process in processes.values():
+                    await until(lambda process=process: process.metric("vllm:kv_cache_usage_perc") == 0)  # type: ignore[misc]
+    assert waited["none"] == 0 < waited["predictive"]
+    assert served["predictive"] > served["none"]
