@@ -85,9 +85,13 @@ class KubeProxy:
             for task in watches:
                 task.cancel()
             await asyncio.gather(*watches, return_exceptions=True)
+            # Whoever does not read, a stalled watch for instance, would never let an orderly close end.
+            for connection in runner.server.connections if runner.server is not None else ():
+                if connection.transport is not None:
+                    connection.transport.abort()
             await runner.cleanup()
-        # Transports close in the loop's next turns.
-        await asyncio.sleep(0.1)
+        # Transports close in the loop's next turns; one that outlives it fails whichever test runs then.
+        await asyncio.sleep(0.5)
 
     async def _handle(self, request: web.Request) -> web.StreamResponse:
         watch = request.query.get("watch") in ("true", "1")
