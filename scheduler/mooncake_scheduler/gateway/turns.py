@@ -89,8 +89,8 @@ class Turns:
         instance_id = member.instance.id
         held = _Held(flow, member, reservation, waiting)
         load = self._ledger.load(instance_id, self._clock.now_s())
-        if load.queued == 1:
-            # The ledger let it wait, and the mirror shows nobody else: it has not heard of them yet.
+        if load.queued == len(load.waiting):
+            # The ledger let it wait, and the mirror shows nobody at work: it has not heard of them yet.
             held.not_before_s = self._monotonic() + MIRROR_S
         self._held.setdefault(instance_id, []).append(held)
         try:

@@ -250,6 +250,31 @@ async def test_two_schedulers_take_turns_at_one_instance_in_one_order(
             await until(lambda each=each: seen_waiting(each) == 0)  # type: ignore[misc]
 
 
+async def test_of_a_burst_at_several_schedulers_one_is_sent_and_the_others_wait(
+    tmp_path: Path, redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # On a slow machine a mirror may be older than elsewhere.
+    monkeypatch.setattr(turns, "MIRROR_S", 3.0)
+    monkeypatch.setattr(turns, "PATIENCE_S", inf)
+    hold = asyncio.Event()
+    prefill, decode = a_fleet()
+    async with schedulers(tmp_path, redis_server, (prefill, decode)) as (one, two):
+        prefill.usual = Act(hold=hold)
+        asked = [
+            asyncio.ensure_future(each.complete(prompt=a_prompt(tokens, tokens)))
+            for tokens in (5_000, 3_000, 4_000)
+            for each in (one, two)
+        ]
+        # All look at an instance that is idle; only the ledger knows who came first.
+        for each in (one, two):
+            await until(lambda each=each: seen_waiting(each) == 5)  # type: ignore[misc]
+        assert len(prefill.legs) == 1
+        hold.set()
+        assert await statuses(*asked) == [200] * 6
+        sent = prefilled(prefill)
+        assert sent[1:] == sorted(sent[1:])
+
+
 async def test_when_a_scheduler_is_killed_whose_turn_it_is_the_others_go_on(
     tmp_path: Path, redis_server: RedisServer
 ) -> None:
