@@ -19,7 +19,7 @@ from mooncake_simulator.cluster.outcome import Result
 from mooncake_simulator.cluster.simulation import simulate
 from mooncake_simulator.workloads import read_trace
 
-_MARKS = (0.25, 1.0)
+_MARKS = (0.5, 1.0)
 
 
 def same(traces: Traces) -> Iterator[Row]:
@@ -29,9 +29,7 @@ def same(traces: Traces) -> Iterator[Row]:
     equal = len(set(told)) == 1
     yield Row("same seed, same result to the bit", "goal", "1", float(equal), equal, setup=setup)
     grown = _grown(traces)
-    yield Row(
-        "memory at the last arrival / at a quarter", "goal", "≤ 1.05", grown, grown <= 1.05, setup=setup
-    )
+    yield Row("memory at the last arrival / at half", "goal", "≤ 1.05", grown, grown <= 1.05, setup=setup)
 
 
 def digest(result: Result) -> str:
@@ -51,7 +49,7 @@ def _digest_elsewhere(folder: Path, hash_seed: int) -> str:
 
 
 def _grown(traces: Traces) -> float:
-    """What is held when the last request arrives, by what is held after a quarter of them.
+    """What is held when the last request arrives, by what is held after half of them.
 
     The trace and the outcomes, which a result consists of, are there from the beginning.
     """
