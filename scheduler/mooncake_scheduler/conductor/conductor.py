@@ -166,9 +166,9 @@ class Conductor:
             until_s = min(until_s, arrived_s + slo.ttft_s - transfer_s)
         return Held(ask, prefill, placement.decode.id, slo, arrived_s, now_s, until_s)
 
-    def seat_limits(self, held: Held, decode: Instance) -> SeatLimits:
+    def seat_limits(self, slo: Slo, decode: Instance) -> SeatLimits:
         """The bounds with which `Ledger.seat` checks a place again."""
-        return seat_limits(decode, self.costs.of(decode), held.slo, self.admission.headroom)
+        return seat_limits(decode, self.costs.of(decode), slo, self.admission.headroom)
 
     def check_stage(self, stage: Stage, ask: Ask, placement: Placement, world: World) -> Refused | None:
         """Whether a stage may start now (`Admission.check_stage`); a refusal of decode wastes its prefill."""

@@ -68,6 +68,20 @@ def seat_limits(instance: Instance, model: CostModel, slo: Slo, headroom: float)
     )
 
 
+def has_plenty(load: InstanceLoad, limits: SeatLimits, need_tokens: int) -> bool:
+    """Whether a decode instance could take all that is promised to it twice over: then no place need be asked for.
+
+    What is known of other schedulers is a moment old. Only if they had promised as much again meanwhile could
+    somebody be one too many.
+
+    Args:
+        load: of the instance, the request in it.
+        limits: as `seat_limits` gives them, less work that nobody promised.
+        need_tokens: KV tokens of the request, its predicted output included.
+    """
+    return limits.exceeded(2 * (load.batch + load.arriving), 2 * load.kv_tokens, need_tokens) is None
+
+
 class Line:
     """Those who wait: by priority, then by arrival; who fits may pass who does not.
 

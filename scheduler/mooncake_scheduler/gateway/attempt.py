@@ -275,8 +275,7 @@ class Attempt(Sending):
                 return asked
             engine_id = asked[1]
         self._refused = self._refusal()
-        # Of another attempt it was said before that it is admitted.
-        self._holds = services.placer.conductor.holds and answer.by_length and job.decision.attempts == 1
+        self._holds = answer.by_length and self._asks_for_a_place()
         services.ledger.prefill_finished(job.ask.id, services.clock.now_s(), held=self._holds)
         job.prefill_done = not self._holds
         if services.turns is not None:
@@ -305,6 +304,14 @@ class Attempt(Sending):
         if world is None or job.decision.attempts > 1 or not placer.conductor.checks_stages:
             return None
         return placer.check_decode(job.ask, self._placement, world)
+
+    def _asks_for_a_place(self) -> bool:
+        job, services = self._job, self._services
+        world = job.decision.world
+        # Of another attempt it was said before that it is admitted.
+        if world is None or job.decision.attempts > 1 or not services.placer.conductor.holds:
+            return False
+        return services.holding.needed(job.ask, self._placement.decode, world.slo)
 
     async def _engine_id(self, member: Member, rank: int | None = None) -> tuple[int, str] | Failure:
         """A rank of a prefill engine, with its engine id as of now."""

@@ -16,8 +16,8 @@ import msgspec
 from mooncake_core.ledger import Ledger, RefusalReason, SeatLimits
 from mooncake_core.registry import Instance
 from mooncake_scheduler.clock import Clock
-from mooncake_scheduler.conductor.holding import Held
-from mooncake_scheduler.conductor.model import InstanceView
+from mooncake_scheduler.conductor.holding import Held, has_plenty
+from mooncake_scheduler.conductor.model import Ask, InstanceView, Slo
 from mooncake_scheduler.conductor.placement import may_pair
 from mooncake_scheduler.conductor.prediction import decode_now
 from mooncake_scheduler.conductor.reports import NOTHING
@@ -57,6 +57,17 @@ class HoldingPlace:
     def kv_tokens(self) -> int:
         """Of prompts that are staged for those who wait."""
         return self._line.kv_tokens
+
+    def needed(self, ask: Ask, decode: Instance, slo: Slo) -> bool:
+        """Whether a request has to ask for its place: not where there is plenty for all, and nobody waits.
+
+        Asking is a question to Redis, which a request whose decode is far from full is spared.
+        """
+        if self._line:
+            return True
+        load = self._ledger.load(decode.id, self._clock.now_s())
+        need_tokens = ask.prompt_tokens + ask.output_tokens
+        return not has_plenty(load, self._limits(slo, decode), need_tokens)
 
     async def seat(self, job: Job, held: Held) -> Instance | RefusalReason:
         """Wait for a place, and take it.
@@ -109,7 +120,7 @@ class HoldingPlace:
 
     async def _take(self, job: Job, held: Held, decode: Instance) -> bool:
         now_s = self._clock.now_s()
-        limits = self._limits(held, decode)
+        limits = self._limits(held.slo, decode)
         # The ledger answers soon: the end of the wait must not cut off what is about to be a place. One whose
         # taking nobody sees would be given back by the release only.
         job.limit()
@@ -143,9 +154,9 @@ class HoldingPlace:
         seats = self._line.seats(now_s, views, placer.conductor.costs, _can_take)
         return {seat.held.ask.id: seat.decode for seat in seats}
 
-    def _limits(self, held: Held, decode: Instance) -> SeatLimits:
+    def _limits(self, slo: Slo, decode: Instance) -> SeatLimits:
         """What the ledger checks: work that it does not know of takes its part."""
-        limits = self._placer.conductor.seat_limits(held, decode)
+        limits = self._placer.conductor.seat_limits(slo, decode)
         foreign = self._placer.reported.foreign.get(decode.id, NOTHING)
         if foreign is NOTHING:
             return limits
@@ -163,7 +174,7 @@ class HoldingPlace:
         if member is None:
             return RefusalReason.TTFT
         load = decode_now(self._placer.load(held.wanted, self._clock.now_s()))
-        limits = self._placer.conductor.seat_limits(held, member.instance)
+        limits = self._placer.conductor.seat_limits(held.slo, member.instance)
         need_tokens = held.ask.prompt_tokens + held.ask.output_tokens
         return limits.exceeded(load.batch, load.kv_tokens, need_tokens) or RefusalReason.TTFT
 

@@ -65,7 +65,7 @@ class Holding:
         now_s, board = self._agenda.now_s, self._board
         views = [InstanceView(instance, self._load(instance.id)) for instance in self._decode]
         for held, decode in self._line.seats(now_s, views, self._conductor.costs):
-            limits = self._conductor.seat_limits(held, decode)
+            limits = self._conductor.seat_limits(held.slo, decode)
             need_tokens = board.held(held.ask.id).reservation.kv_tokens
             assert board.seat_exceeded(need_tokens, decode.id, limits) is None, (
                 "the line and the ledger agree"

@@ -74,6 +74,18 @@ async def test_a_prefilled_request_waits_until_decode_has_a_place_and_is_then_se
         assert decision.decode_wait_s > 0
 
 
+async def test_where_there_is_plenty_nobody_asks_for_a_place(tmp_path: Path) -> None:
+    decode = decoder("d")
+    async with pool(tmp_path, [decode], places=64) as (running, _):
+        answer = await running.complete(**LONG)
+        assert answer.status_code == 200
+        await running.settled()
+        assert "mooncake_decode_wait_seconds_count 0.0" in (await running.client.get("/metrics")).text
+        decision = running.scheduler.services.decisions.get(answer.headers["x-request-id"])
+        assert decision is not None
+        assert decision.decode_wait_s is None
+
+
 async def test_who_finds_no_place_while_its_time_lasts_is_told_why_and_its_kv_is_freed(
     tmp_path: Path,
 ) -> None:

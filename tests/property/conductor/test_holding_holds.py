@@ -14,7 +14,7 @@ from mooncake_core.registry import Role
 from mooncake_scheduler.conductor.admission import Admission
 from mooncake_scheduler.conductor.conductor import Conductor
 from mooncake_scheduler.conductor.cost import CostModels
-from mooncake_scheduler.conductor.holding import Held, Line, seat_limits
+from mooncake_scheduler.conductor.holding import Held, Line, has_plenty, seat_limits
 from mooncake_scheduler.conductor.model import Ask, InstanceView, Refused, Slo
 from mooncake_scheduler.conductor.waiting import PlaceWaits
 from mooncake_scheduler.policies import create
@@ -159,3 +159,26 @@ def test_places_are_given_within_the_limits_to_everybody_who_fits_and_to_nobody_
         assert line.leave(seat.held.ask.id) is seat.held
         assert line.leave(seat.held.ask.id) is None
     assert len(line) == len(waiting) - len(seats)
+
+
+needs = st.lists(st.integers(1, 9_000), min_size=1, max_size=8)
+
+
+@few
+@given(needs, needs, st.integers(0, 60), st.sampled_from([None, 0.03, 0.05]), st.randoms(use_true_random=False))
+def test_where_there_is_plenty_all_find_a_place_with_as_many_again_unseen(
+    decoding: list[int], promised: list[int], max_batch: int, tbt_s: float | None, chance: random.Random
+) -> None:
+    there = structs.replace(instance("d0", Role.DECODE), max_batch=max_batch, kv_capacity_tokens=150_000)
+    limits = seat_limits(there, ROUND_COSTS, Slo(60.0, tbt_s), 0.95)
+    load = InstanceLoad(
+        batch=len(decoding), arriving=len(promised), kv_tokens=sum(decoding) + sum(promised)
+    )
+    if not has_plenty(load, limits, promised[0]):
+        return
+    coming = [*promised, *decoding, *promised]
+    chance.shuffle(coming)
+    batch, kv_tokens = len(decoding), sum(decoding)
+    for need in coming:
+        assert limits.exceeded(batch, kv_tokens, need) is None
+        batch, kv_tokens = batch + 1, kv_tokens + need
