@@ -69,7 +69,7 @@ def seat_limits(instance: Instance, model: CostModel, slo: Slo, headroom: float)
 
 
 def has_plenty(load: InstanceLoad, limits: SeatLimits, need_tokens: int) -> bool:
-    """Whether a decode instance could take all that is promised to it twice over: then no place need be asked for.
+    """Whether a decode instance could take twice what is promised to it: then no place need be asked for.
 
     What is known of other schedulers is a moment old. Only if they had promised as much again meanwhile could
     somebody be one too many.

@@ -162,10 +162,12 @@ def test_places_are_given_within_the_limits_to_everybody_who_fits_and_to_nobody_
 
 
 needs = st.lists(st.integers(1, 9_000), min_size=1, max_size=8)
+TBTS = st.sampled_from([None, 0.03, 0.05])
+CHANCES = st.randoms(use_true_random=False)
 
 
 @few
-@given(needs, needs, st.integers(0, 60), st.sampled_from([None, 0.03, 0.05]), st.randoms(use_true_random=False))
+@given(needs, needs, st.integers(0, 60), TBTS, CHANCES)
 def test_where_there_is_plenty_all_find_a_place_with_as_many_again_unseen(
     decoding: list[int], promised: list[int], max_batch: int, tbt_s: float | None, chance: random.Random
 ) -> None:

@@ -1,0 +1,237 @@
+"""One request on a simulated cluster, from its place in the queue to its last token."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
+
+from mooncake_core.registry import Instance
+from mooncake_scheduler.conductor.model import Ask, Placement, Stage
+from mooncake_simulator.cluster.batch import Member
+from mooncake_simulator.cluster.failures import DECODE_DIED
+from mooncake_simulator.cluster.holding import NO_PLACE
+from mooncake_simulator.cluster.outcome import Outcome
+from mooncake_simulator.cluster.prefill import Job
+from mooncake_simulator.cluster.tiers import Turn
+from mooncake_simulator.workloads.traces import BLOCK_TOKENS, Request, blocks_of
+
+if TYPE_CHECKING:
+    from mooncake_simulator.cluster.simulation import Simulation
+
+
+class Life:
+    """An admitted request: what it does next, and what is told of it.
+
+    Args:
+        world: where it lives.
+        request: as the trace has it.
+        outcome: what became of it is written down there.
+        ask: as the Conductor was asked.
+        placement: as the Conductor answered.
+    """
+
+    __slots__ = (
+        "ask", "decoding", "gone", "model", "outcome", "placement", "prefill", "request", "streamed", "turn",
+        "withheld", "world",
+    )  # fmt: skip
+
+    def __init__(
+        self, world: Simulation, request: Request, outcome: Outcome, ask: Ask, placement: Placement
+    ) -> None:
+        self.world = world
+        self.request = request
+        self.outcome = outcome
+        self.ask = ask
+        self.placement = placement
+        first = placement.prefill or placement.decode
+        self.prefill = world.numbers[first.id]
+        self.model = world.costs.of(first)
+        self.withheld = False
+        self.decoding = self.streamed = False
+        self.gone = False
+        """An instance died that had it: what is left of it there is not heard."""
+        self.turn: Turn | None = None
+
+    def dispatch(self, sources: Sequence[int]) -> None:
+        """Fetch what the placement says, and queue."""
+        world, placement = self.world, self.placement
+        now_s = ready_s = world.agenda.now_s
+        if placement.fetch_tokens:
+            size_bytes = placement.fetch_tokens * world.kv_bytes_per_token
+            ready_s = world.receivers[self.prefill].send(size_bytes, now_s)
+            source = sources[self.prefill]
+            if source < world.spec.prefill:
+                ready_s = max(ready_s, world.senders[source].send(size_bytes, now_s))
+            elif world.tiers is not None:
+                first = (placement.prefix_tokens - placement.fetch_tokens) // BLOCK_TOKENS
+                last = blocks_of(placement.prefix_tokens)
+                ready_s = max(ready_s, world.tiers.fetch(self.request.hash_ids, first, last))
+        if world.tiers is not None and self.turn is None:
+            self.turn = world.tiers.turn(self.request.hash_ids, self.request.input_length)
+        if world.order is None:
+            # Else those who wait behind it would count on it, and may be sent before it.
+            world.residency.promise(self.prefill, self.request.hash_ids)
+        waiting = world.board.book.waiting(self.ask.id)
+        world.queues[self.prefill].add(Job(ready_s, self._begin, self._prefilled, waiting))
+
+    def serve_whole(self) -> None:
+        """Queue at an engine that does both."""
+        world, outcome = self.world, self.outcome
+        outcome.cached_tokens = cached = self.placement.prefix_tokens
+        outcome.prefill_s = self.model.prefill_s(outcome.prompt_tokens, cached)
+        world.residency.promise(self.prefill, self.request.hash_ids)
+        steps = max(1, outcome.output_tokens - 1)
+        member = Member(outcome.prompt_tokens, steps, self._computed, self._ended, cached)
+        world.batches[self.prefill].join(member)
+
+    def _computed(self) -> None:
+        world, now_s = self.world, self.world.agenda.now_s
+        world.residency.arrive(self.prefill, self.request.hash_ids)
+        world.board.finish_prefill(self.ask.id, now_s)
+        self.outcome.ttft_s = now_s - self.outcome.arrival_s
+
+    def lose(self) -> None:
+        """Its instance died: where no token was sent yet, it begins anew."""
+        world, outcome = self.world, self.outcome
+        self.gone = True
+        world.holding.leave(self.ask.id)
+        self._leave()
+        if self.streamed:
+            outcome.failed = DECODE_DIED
+            return
+        outcome.ttft_s = outcome.prefill_ended_s = None
+        world.again(self)
+
+    def _leave(self) -> None:
+        world = self.world
+        world.board.drop(self.ask.id, world.agenda.now_s)
+        del world.lives[self.ask.id]
+
+    def _begin(self) -> tuple[float, float]:
+        if self.gone:
+            return 0.0, 0.0
+        self.world.board.begin_prefill(self.ask.id, self.world.agenda.now_s)
+        outcome, placement = self.outcome, self.placement
+        tokens, cached = outcome.prompt_tokens, self._found_tokens()
+        outcome.cached_tokens = cached
+        outcome.fetched_tokens = placement.fetch_tokens
+        outcome.prefill_s = self.model.prefill_s(tokens, cached)
+        occupied_s = self.model.occupied_s(tokens, cached)
+        return occupied_s, outcome.prefill_s - occupied_s
+
+    def _found_tokens(self) -> int:
+        """Tokens of the prefix that are there when its turn comes, in the cache and fetched.
+
+        In line that is what was counted on. While it waits for its turn others may compute more of it, or
+        what it counted on has to make room.
+        """
+        world, placement = self.world, self.placement
+        if world.order is None:
+            return placement.prefix_tokens
+        blocks = self.request.hash_ids
+        held = world.residency.present_depth(self.prefill, blocks) * BLOCK_TOKENS
+        if placement.fetch_tokens and held >= placement.prefix_tokens - placement.fetch_tokens:
+            held = max(held, placement.prefix_tokens)
+        world.residency.promise(self.prefill, blocks)
+        return min(held, self.outcome.prompt_tokens - 1)
+
+    def _prefilled(self) -> None:
+        if self.gone:
+            return
+        world, placement = self.world, self.placement
+        now_s = world.agenda.now_s
+        blocks = self.request.hash_ids
+        world.residency.arrive(self.prefill, blocks)
+        if world.spec.fetch == "store":
+            world.store(self.prefill, blocks, self.turn)
+        self.outcome.prefill_ended_s = now_s
+        if world.conductor.holds:
+            self._hold()
+            return
+        if world.conductor.checks_stages:
+            scene = world.scene(placement, self.ask)
+            refused = world.conductor.check_stage(Stage.DECODE, self.ask, placement, scene)
+            if refused is not None:
+                self._refuse_after_prefill(refused.reason.value)
+                return
+        world.board.finish_prefill(self.ask.id, now_s)
+        self._send(streamed=True)
+
+    def _hold(self) -> None:
+        """Its KV is staged: it waits until there is a place to decode, which most often is now."""
+        world = self.world
+        now_s = world.agenda.now_s
+        world.board.finish_prefill(self.ask.id, now_s, held=True)
+        held = world.conductor.hold(self.ask, self.placement, world.slo, self.outcome.arrival_s, now_s)
+        world.holding.join(held, self._seated, self._given_up)
+
+    def _seated(self, decode: Instance) -> None:
+        at_once = decode.id == self.placement.decode.id
+        self.outcome.held_s = self._held_s()
+        self.placement = replace(self.placement, decode=decode)
+        self._send(streamed=at_once and not self.outcome.held_s)
+
+    def _given_up(self) -> None:
+        self.outcome.held_s = self._held_s()
+        self._refuse_after_prefill(NO_PLACE)
+
+    def _held_s(self) -> float:
+        assert self.outcome.prefill_ended_s is not None
+        return self.world.agenda.now_s - self.outcome.prefill_ended_s
+
+    def _refuse_after_prefill(self, reason: str) -> None:
+        self.outcome.refused = reason
+        self.outcome.wasted_prefill = True
+        self._leave()
+
+    def _send(self, *, streamed: bool) -> None:
+        """The KV goes to decode.
+
+        Args:
+            streamed: layer by layer while it was computed: only what the network did not keep up with is
+                still on its way. Else nobody knew to where.
+        """
+        world, outcome = self.world, self.outcome
+        now_s = world.agenda.now_s
+        left_bytes: float = outcome.prompt_tokens * world.kv_bytes_per_token
+        network = self.model.network_bytes_per_s
+        if streamed:
+            left_bytes = max(0.0, left_bytes - outcome.prefill_s * network)
+        arrives_s = now_s + left_bytes / network
+        outcome.ttft_s = (now_s if streamed else arrives_s) - outcome.arrival_s
+        world.agenda.at(arrives_s, self._hand_over)
+
+    def _hand_over(self) -> None:
+        if self.gone:
+            return
+        if self.placement.decode.id not in self.world.present_decode:
+            self.lose()
+            return
+        self.decoding = True
+        batch = self.world.batches[self.world.numbers[self.placement.decode.id]]
+        steps = self.outcome.output_tokens - 1
+        if not steps:
+            self._ended(None)
+            return
+        member = Member(self.outcome.prompt_tokens + 1, steps, self._joined, self._ended)
+        self.withheld = not batch.fits(member.prompt_tokens)
+        batch.join(member)
+
+    def _joined(self) -> None:
+        self.streamed = True
+        if self.withheld and not self.gone:
+            # Its first token comes with its place: until then it was not known whether there would be more.
+            self.outcome.ttft_s = self.world.agenda.now_s - self.outcome.arrival_s
+
+    def _ended(self, tbt_s: float | None) -> None:
+        if self.gone:
+            return
+        world, outcome = self.world, self.outcome
+        now_s = world.agenda.now_s
+        outcome.tbt_s = tbt_s
+        outcome.ended_s = now_s
+        self._leave()
+        world.holding.look()
+        world.conductor.observe_output("default", outcome.prompt_tokens, outcome.output_tokens)
