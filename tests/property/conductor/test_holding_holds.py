@@ -173,9 +173,7 @@ def test_where_there_is_plenty_all_find_a_place_with_as_many_again_unseen(
 ) -> None:
     there = structs.replace(instance("d0", Role.DECODE), max_batch=max_batch, kv_capacity_tokens=150_000)
     limits = seat_limits(there, ROUND_COSTS, Slo(60.0, tbt_s), 0.95)
-    load = InstanceLoad(
-        batch=len(decoding), arriving=len(promised), kv_tokens=sum(decoding) + sum(promised)
-    )
+    load = InstanceLoad(batch=len(decoding), arriving=len(promised), kv_tokens=sum(decoding) + sum(promised))
     if not has_plenty(load, limits, promised[0]):
         return
     coming = [*promised, *decoding, *promised]
