@@ -175,6 +175,17 @@ def ensure_vllm_router() -> str:
 
 
 @asynccontextmanager
+async def _running(command: list[str], port: int, log: Path) -> AsyncIterator[RouterProcess]:
+    router = RouterProcess(command, port, log)
+    try:
+        await router.wait_ready()
+        yield router
+    finally:
+        if router.process.poll() is None:
+            router.stop()
+
+
+@asynccontextmanager
 async def vllm_router(
     engines: Engines, *, disaggregated: bool, port: int, redis_url: str
 ) -> AsyncIterator[RouterProcess]:
@@ -192,13 +203,8 @@ async def vllm_router(
     else:
         command += ["--worker-urls", *urls]
     with tempfile.TemporaryDirectory() as folder:
-        router = RouterProcess(command, port, Path(folder) / "log")
-        try:
-            await router.wait_ready()
+        async with _running(command, port, Path(folder) / "log") as router:
             yield router
-        finally:
-            if router.process.poll() is None:
-                router.stop()
 
 
 @asynccontextmanager
@@ -228,13 +234,10 @@ async def ours(
         path = Path(folder) / "scheduler.json"
         path.write_text(json.dumps(config))
         command = [sys.executable, "-m", "mooncake_scheduler", "--config", str(path)]
-        router = RouterProcess(command, port, Path(folder) / "log")
         try:
-            await router.wait_ready()
-            yield router
+            async with _running(command, port, Path(folder) / "log") as router:
+                yield router
         finally:
-            if router.process.poll() is None:
-                router.stop()
             stop.set()
             await announcing
 
@@ -249,13 +252,8 @@ async def floor(
     script = str(Path(__file__).parent / "floor.py")
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, script, str(port), step, redis_url, *urls]
-        router = RouterProcess(command, port, Path(folder) / "log")
-        try:
-            await router.wait_ready()
+        async with _running(command, port, Path(folder) / "log") as router:
             yield router
-        finally:
-            if router.process.poll() is None:
-                router.stop()
 
 
 def _instances(engines: Engines, *, disaggregated: bool, extra: int) -> list[Instance]:

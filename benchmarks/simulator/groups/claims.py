@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from statistics import median
 
@@ -10,7 +10,7 @@ from rows import Found, Row
 from setups import Traces, placed, stalling
 
 from mooncake_simulator.cluster.cluster import ClusterSpec
-from mooncakectl.plan.search import Prices, Size, cheapest
+from mooncakectl.plan.search import Prices, Size, cheapest, fewest
 
 SHARE, TTFT_TARGET_S, TBT_TARGET_S = 0.9, 30.0, 0.1
 _FINEST = 2 ** (1 / 8)
@@ -65,7 +65,7 @@ def _keeps(traces: Traces, spec: ClusterSpec, speed: float = 1.0) -> bool:
 
 def _most_speed(traces: Traces, spec: ClusterSpec) -> float:
     """The highest load at which the SLO is kept, from a thirty-second of the trace's to four times it."""
-    steps = _least(lambda step: not _keeps(traces, spec, 4.0 / _FINEST ** (56 - step)), 0, 57)
+    steps = fewest(lambda step: not _keeps(traces, spec, 4.0 / _FINEST ** (56 - step)), 0, 57)
     return float(4.0 / _FINEST ** (56 - max(steps - 1, 0)))
 
 
@@ -80,15 +80,4 @@ def _fewest(traces: Traces) -> int:
 def _fewest_coupled(traces: Traces) -> int:
     """Instances that the coupled system needs; more than are tried count as the most that are."""
     whole = coupled(1)
-    return _least(lambda count: _keeps(traces, replace(whole, prefill=count)), 4, _MOST_INSTANCES)
-
-
-def _least(holds: Callable[[int], bool], low: int, high: int) -> int:
-    """The smallest number that holds; `high` where none below does."""
-    while low < high:
-        middle = (low + high) // 2
-        if holds(middle):
-            high = middle
-        else:
-            low = middle + 1
-    return low
+    return fewest(lambda count: _keeps(traces, replace(whole, prefill=count)), 4, _MOST_INSTANCES)

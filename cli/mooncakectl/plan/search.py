@@ -68,16 +68,16 @@ def cheapest(
 
     if not holds(most):
         raise NoSizeError
-    prefill = _halve(lambda count: holds(Size(count, most.decode)), least.prefill, most.prefill)
-    decode = _halve(lambda count: holds(Size(most.prefill, count)), least.decode, most.decode)
+    prefill = fewest(lambda count: holds(Size(count, most.decode)), least.prefill, most.prefill)
+    decode = fewest(lambda count: holds(Size(most.prefill, count)), least.decode, most.decode)
     for size in _by_price(Size(prefill, decode), most, prices):
         if allowed(size) and not _ruled_out(size, tried) and holds(size):
             return _smallest(size, holds, prices, allowed)
     raise NoSizeError
 
 
-def _halve(holds: Callable[[int], bool], least: int, most: int) -> int:
-    """The smallest count that holds, `most` being known to."""
+def fewest(holds: Callable[[int], bool], least: int, most: int) -> int:
+    """The smallest count that holds; `most` where none below does, which is not asked."""
     while least < most:
         middle = (least + most) // 2
         if holds(middle):
