@@ -73,12 +73,12 @@ async def to_pod(kube: Kube, name: str, namespace: str, port: int) -> AsyncItera
 
 @asynccontextmanager
 async def _listening(kube: Kube, namespace: str, choose: Choose) -> AsyncIterator[str]:
-    under_way: set[asyncio.Task[None]] = set()
+    under_way: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
 
     def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.create_task(_forward(kube, namespace, choose, reader, writer))
-        under_way.add(task)
-        task.add_done_callback(under_way.discard)
+        under_way[task] = writer
+        task.add_done_callback(under_way.pop)
 
     listener = socket.create_server(("127.0.0.1", 0), backlog=512)
     server = await asyncio.start_server(accept, sock=listener, limit=_CHUNK_BYTES)
@@ -86,9 +86,15 @@ async def _listening(kube: Kube, namespace: str, choose: Choose) -> AsyncIterato
         yield f"http://127.0.0.1:{listener.getsockname()[1]}"
     finally:
         server.close()
-        for task in list(under_way):
+        open_ones = dict(under_way)
+        for task in open_ones:
             task.cancel()
-        await asyncio.gather(*under_way, return_exceptions=True)
+        await asyncio.gather(*open_ones, return_exceptions=True)
+        # A task that was cancelled before it began has closed nothing.
+        for writer in open_ones.values():
+            writer.transport.abort()
+        # Transports end in the loop's next turn, which is not taken for granted after this.
+        await asyncio.sleep(0)
 
 
 async def _forward(

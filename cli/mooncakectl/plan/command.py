@@ -64,7 +64,7 @@ def command(
     from mooncakectl.plan.slo import objectives_of
     from mooncakectl.plan.table import tries_table
     from mooncakectl.plan.tries import Trial
-    from mooncakectl.simulate.command import cluster_in
+    from mooncakectl.simulate.command import check_jitter, check_writable, cluster_in
 
     try:
         if not 0 < speed < float("inf"):
@@ -76,8 +76,11 @@ def command(
         requests = read_trace(trace, limit=limit)
         if not requests:
             raise TraceError(f"{trace}: no requests to plan for")
+        check_jitter(jitter_ms)
+        if output is not None:
+            check_writable("--output", output)
         most = Size(max_prefill, max_decode)
-        least = least_size(spec, requests, objectives, speed)
+        least = least_size(spec, requests, objectives, speed, jitter_ms)
         if not most.covers(least):
             raise ValueError(_hopeless(least, most))
     except (ManifestError, TraceError, ValueError) as error:
@@ -179,9 +182,9 @@ def _none_does(trial: Trial, most: Size) -> str:
     largest = next((each for each in trial.tries if each.size == most), None)
     if largest is not None and largest.missed:
         return (
-            f"no size up to {most.prefill} prefill and {most.decode} decode instances keeps the SLO; with "
-            f"all of them: {largest.missed}: allow more with --max-prefill and --max-decode, less --speed, "
-            "or a weaker spec.slo"
+            f"{most.prefill} prefill and {most.decode} decode instances, the most that may be, do not keep "
+            f"the SLO: {largest.missed}: allow more with --max-prefill and --max-decode (fewer prefill "
+            "instances where it is decode that is overrun), less --speed, or a weaker spec.slo"
         )
     return (
         "sizes keep the SLO, but none of them may be written: spec.coordination (gpuBudget, ratio) forbids "

@@ -12,28 +12,37 @@ from mooncakectl.plan.search import Size
 from mooncakectl.plan.slo import Objectives
 
 
-def least_size(spec: ClusterSpec, trace: Sequence[Request], objectives: Objectives, speed: float) -> Size:
+def least_size(
+    spec: ClusterSpec,
+    trace: Sequence[Request],
+    objectives: Objectives,
+    speed: float,
+    jitter_ms: float = 0.0,
+) -> Size:
     """A size below which the SLO cannot be kept, whatever is placed where.
 
     Prefill: those requests that must come in time, the cheapest ones, have to be computed between the first
     arrival and the last one's limit, with nothing computed twice. Decode: their tokens, at the largest batch
-    whose steps stay inside the limit.
+    whose steps stay inside the limit; not where requests may come to decode as late as they like.
     """
     first = CostModel.from_profile(spec.prefill_kinds[0])
     model = CostModel.from_profile(spec.decode_kinds[0])
-    span_s = arrivals_s(trace, speed)
+    span_s = arrivals_s(trace, speed) + jitter_ms / 1e3 / speed
     prefill = decode = 1
     if objectives.ttft is not None:
         needed_s = _cheapest(_prefills_s(first, trace), objectives.ttft.share)
         prefill = ceil(needed_s / (span_s + objectives.ttft.target_s) - 1e-9)
-    if objectives.tbt is not None and objectives.tbt.target_s > model.t0_s:
+    if (
+        objectives.tbt is not None
+        and objectives.ttft is not None
+        and objectives.ttft.share >= objectives.tbt.share
+        and objectives.tbt.target_s > model.t0_s
+    ):
         largest = (objectives.tbt.target_s - model.t0_s) / model.t1_s_per_request
         token_s = model.t1_s_per_request + model.t0_s / max(largest, 1.0)
         steps = [float(max(0, request.output_length - 1)) for request in trace]
         # Who is first to come may be the last to end: its steps, as slow as they may be, come on top.
-        late_s = (objectives.ttft.target_s if objectives.ttft else span_s) + max(steps) * max(
-            objectives.tbt.target_s, token_s
-        )
+        late_s = objectives.ttft.target_s + max(steps) * max(objectives.tbt.target_s, token_s)
         decode = ceil(_cheapest(steps, objectives.tbt.share) * token_s / (span_s + late_s) - 1e-9)
     return Size(max(1, prefill), max(1, decode))
 

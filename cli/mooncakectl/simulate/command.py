@@ -102,8 +102,9 @@ def command(
         requests = read_trace(trace, limit=limit)
         if not requests:
             raise TraceError(f"{trace}: no requests to simulate")
+        check_jitter(jitter_ms)
         if report is not None:
-            _check_writable(report)
+            check_writable("--report", report)
     except (ManifestError, UnknownPolicyError, TraceError, ValueError) as error:
         report_error(str(error))
         raise typer.Exit(1) from None
@@ -132,12 +133,26 @@ def command(
         out.print(answers_table(answers, trace.name, seeds))
 
 
-def _check_writable(report: Path) -> None:
-    """Before minutes are spent on what cannot be written."""
-    if report.is_dir():
-        raise ValueError(f"--report {report}: that is a folder: name a file, e.g. {report / 'report.html'}")
-    if not report.absolute().parent.is_dir():
-        raise ValueError(f"--report {report}: there is no folder {report.parent}: make it first")
+def check_writable(option: str, file: Path) -> None:
+    """Before minutes are spent on what cannot be written.
+
+    Raises:
+        ValueError: the message names the option, and what to do.
+    """
+    if file.is_dir():
+        raise ValueError(f"{option} {file}: that is a folder: name a file in it")
+    if not file.absolute().parent.is_dir():
+        raise ValueError(f"{option} {file}: there is no folder {file.parent}: make it first")
+
+
+def check_jitter(jitter_ms: float) -> None:
+    """A width that arrivals can be spread over.
+
+    Raises:
+        ValueError: it is none.
+    """
+    if not 0 <= jitter_ms < float("inf"):
+        raise ValueError(f"--jitter-ms {jitter_ms:g}: write a number of milliseconds, e.g. 3000")
 
 
 def typed() -> str:

@@ -57,11 +57,14 @@ class Leadership:
         self._ours: Object | None = None
         """The Lease as we wrote it last."""
         self.held = False
+        self._taken_s = 0.0
+        """Before the write that took the Lease, on the loop's clock."""
 
     async def acquire(self) -> None:
         """Wait until the Lease is ours."""
         said = False
         while True:
+            began_s = asyncio.get_running_loop().time()
             try:
                 async with asyncio.timeout(self._terms.renew_deadline_s):
                     holder = await self._try()
@@ -69,6 +72,8 @@ class Leadership:
                 _log.warning("lease: no answer", error=str(error) or "timed out")
             else:
                 if holder is None:
+                    # Others count from the write, which may have been long before its answer.
+                    self._taken_s = began_s
                     self.held = True
                     _log.info("lease: this operator is active", identity=self._terms.identity)
                     return
@@ -84,7 +89,7 @@ class Leadership:
             LeadershipLostError: the Lease is another's, or could not be renewed in time.
         """
         clock = asyncio.get_running_loop().time
-        renewed_s = clock()
+        renewed_s = self._taken_s
         while True:
             await asyncio.sleep(self._terms.retry_s)
             deadline_s = renewed_s + self._terms.renew_deadline_s

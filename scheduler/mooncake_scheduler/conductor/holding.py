@@ -25,6 +25,10 @@ from mooncake_scheduler.conductor.placement import may_pair
 from mooncake_scheduler.conductor.prediction import decode_now
 
 
+BURST = 16
+"""Requests of this size that others may have promised to an instance since they were last heard of."""
+
+
 class Held(msgspec.Struct, gc=False, eq=False):
     """A request whose prompt is computed and that has no place to decode yet."""
 
@@ -69,17 +73,22 @@ def seat_limits(instance: Instance, model: CostModel, slo: Slo, headroom: float)
 
 
 def has_plenty(load: InstanceLoad, limits: SeatLimits, need_tokens: int) -> bool:
-    """Whether a decode instance could take twice what is promised to it: then no place need be asked for.
+    """Whether a decode instance could take twice what is promised to it and a burst: then nobody need ask.
 
-    What is known of other schedulers is a moment old. Only if they had promised as much again meanwhile could
-    somebody be one too many.
+    What is known of other schedulers is a moment old. Only if they had promised as much again and `BURST`
+    requests more meanwhile could somebody be one too many.
 
     Args:
         load: of the instance, the request in it.
         limits: as `seat_limits` gives them, less work that nobody promised.
         need_tokens: KV tokens of the request, its predicted output included.
     """
-    return limits.exceeded(2 * (load.batch + load.arriving), 2 * load.kv_tokens, need_tokens) is None
+    batch = 2 * (load.batch + load.arriving) + BURST
+    return limits.exceeded(batch, 2 * load.kv_tokens + BURST * need_tokens, need_tokens) is None
+
+
+def _may_take(held: Held, decode: Instance) -> bool:
+    return may_pair(held.prefill, decode)
 
 
 class Line:
@@ -143,7 +152,7 @@ class Line:
         now_s: float,
         decode: Sequence[InstanceView],
         cost: CostModels,
-        can_take: Callable[[Instance, Instance], bool] = may_pair,
+        can_take: Callable[[Held, Instance], bool] = _may_take,
     ) -> list[Seat]:
         """Who gets a place now, and where; they stay in line until they `leave`.
 
@@ -151,15 +160,13 @@ class Line:
             now_s: the moment.
             decode: the decode instances with their present load.
             cost: their costs.
-            can_take: whether KV of a prefill instance can be taken by a decode instance.
+            can_take: whether a decode instance can take what is staged for somebody.
         """
         rooms = [_Room(view.instance, view.load, cost.of(view.instance)) for view in decode]
         seats = []
         for held in self._order:
             free = [
-                room
-                for room in rooms
-                if room.fits(held, self._headroom) and can_take(held.prefill, room.instance)
+                room for room in rooms if room.fits(held, self._headroom) and can_take(held, room.instance)
             ]
             if free:
                 room = next((room for room in free if room.instance.id == held.wanted), None)

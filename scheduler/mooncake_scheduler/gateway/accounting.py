@@ -178,8 +178,8 @@ class Accounting:
             class_of(placement.prefill or placement.decode),
             # What comes later may overtake it until its turn has come, but not beyond its promise.
             placement.ttft_s if job.predicted_ttft_s is None else job.predicted_ttft_s,
-            # How long it waited for a place is no fault of prefill's.
-            decision.ttft_s - (decision.decode_wait_s or 0.0),
+            # How long it waited for a place is no fault of prefill's; a whole answer's ends before that.
+            decision.ttft_s - (decision.decode_wait_s or 0.0 if decision.streamed else 0.0),
             decision.world.slo.ttft_s,
         )
 

@@ -105,7 +105,8 @@ class Attempt(Sending):
         held = conductor.hold(job.ask, placement, world.slo, arrived_s, now_s)
         staged.member.awaited[job.flow] = inf
         try:
-            place = await services.holding.seat(job, held)
+            # Of another attempt it was said before that it is admitted.
+            place = await services.holding.seat(job, held, anyway=job.decision.attempts > 1)
         except StagedLostError:
             services.engine_ids.forget(staged.member.instance.id)
             return Failure(staged.member, Setback.BROKEN, job.phase)
@@ -308,8 +309,7 @@ class Attempt(Sending):
     def _asks_for_a_place(self) -> bool:
         job, services = self._job, self._services
         world = job.decision.world
-        # Of another attempt it was said before that it is admitted.
-        if world is None or job.decision.attempts > 1 or not services.placer.conductor.holds:
+        if world is None or not services.placer.conductor.holds:
             return False
         return services.holding.needed(job.ask, self._placement.decode, world.slo)
 

@@ -14,7 +14,7 @@ from typing import TypeAlias
 import msgspec
 
 from mooncake_core.ledger import Ledger, RefusalReason, SeatLimits
-from mooncake_core.registry import Instance
+from mooncake_core.registry import Instance, InstanceState
 from mooncake_scheduler.clock import Clock
 from mooncake_scheduler.conductor.holding import Held, has_plenty
 from mooncake_scheduler.conductor.model import Ask, InstanceView, Slo
@@ -25,6 +25,7 @@ from mooncake_scheduler.gateway.engines import pairs
 from mooncake_scheduler.gateway.flow import DeadlineError, Flow, park
 from mooncake_scheduler.gateway.job import Job
 from mooncake_scheduler.gateway.placement import Placer
+from mooncake_scheduler.gateway.roster import Member
 
 SeatLocally: TypeAlias = Callable[[str, str, SeatLimits, float], RefusalReason | None]
 
@@ -69,12 +70,13 @@ class HoldingPlace:
         need_tokens = ask.prompt_tokens + ask.output_tokens
         return not has_plenty(load, self._limits(slo, decode), need_tokens)
 
-    async def seat(self, job: Job, held: Held) -> Instance | RefusalReason:
+    async def seat(self, job: Job, held: Held, *, anyway: bool = False) -> Instance | RefusalReason:
         """Wait for a place, and take it.
 
         Args:
             job: the request; its prefill has ended, and the ledger was told that it is held.
             held: the same for the line.
+            anyway: it is not refused: when its time is over it decodes where it was to, full or not.
 
         Returns:
             The decode instance at which it has a place now; or what was full until its time was over.
@@ -89,8 +91,11 @@ class HoldingPlace:
                 decode = self._offers().get(held.ask.id)
                 if decode is not None and await self._take(job, held, decode):
                     return decode
-                if not await self._wait(job, held):
-                    return self._full(held)
+                if await self._wait(job, held):
+                    continue
+                if anyway and (place := await self._take_wanted(job, held)) is not None:
+                    return place
+                return self._full(held)
         finally:
             self._line.leave(held.ask.id)
             del self._flows[held.ask.id]
@@ -120,21 +125,29 @@ class HoldingPlace:
 
     async def _take(self, job: Job, held: Held, decode: Instance) -> bool:
         now_s = self._clock.now_s()
-        limits = self._limits(held.slo, decode)
+        if not await self._ask(job, held, decode, self._limits(held.slo, decode)):
+            return False
+        self._placer.conductor.observe_place(held, now_s, found=True)
+        return True
+
+    async def _take_wanted(self, job: Job, held: Held) -> Instance | None:
+        member = self._placer.roster.members.get(held.wanted)
+        if member is None or not await self._ask(job, held, member.instance, SeatLimits()):
+            return None
+        return member.instance
+
+    async def _ask(self, job: Job, held: Held, decode: Instance, limits: SeatLimits) -> bool:
+        """Ask the ledger for a place; False where another scheduler was quicker: look again."""
         # The ledger answers soon: the end of the wait must not cut off what is about to be a place. One whose
         # taking nobody sees would be given back by the release only.
         job.limit()
         job.flow.shielded = True
         try:
-            reason = await self._seat(held.ask.id, decode.id, limits, now_s)
+            reason = await self._seat(held.ask.id, decode.id, limits, self._clock.now_s())
         finally:
             job.flow.shielded = False
         job.flow.check()
-        if reason is not None:
-            # Another scheduler was quicker, which the next look at the ledger will show.
-            return False
-        self._placer.conductor.observe_place(held, now_s, found=True)
-        return True
+        return reason is None
 
     async def _seat(
         self, request_id: str, decode: str, limits: SeatLimits, now_s: float
@@ -149,10 +162,26 @@ class HoldingPlace:
     def _offers(self) -> dict[str, Instance]:
         """For whom there is a place now, as far as this scheduler knows."""
         placer, now_s = self._placer, self._clock.now_s()
-        teams = placer.roster.teams()
-        views = [InstanceView(each, placer.load(each.id, now_s)) for team in teams for each in team.decode]
-        seats = self._line.seats(now_s, views, placer.conductor.costs, _can_take)
+        instances = [each for team in placer.roster.teams() for each in team.decode] + self._draining()
+        views = [InstanceView(each, placer.load(each.id, now_s)) for each in instances]
+        seats = self._line.seats(now_s, views, placer.conductor.costs, self._can_take)
         return {seat.held.ask.id: seat.decode for seat in seats}
+
+    def _draining(self) -> list[Instance]:
+        """Instances that take nothing new, but those in line who were promised to them."""
+        members = self._placer.roster.members
+        wanted = [members.get(each) for each in {held.wanted for held in self._line.held}]
+        return [each.instance for each in wanted if each is not None and _drains(each)]
+
+    def _can_take(self, held: Held, decode: Instance) -> bool:
+        member = self._placer.roster.members.get(decode.id)
+        if member is not None and _drains(member) and held.wanted != decode.id:
+            return False
+        return (
+            may_pair(held.prefill, decode)
+            and pairs(held.prefill, decode)
+            and (held.prefill.engine, held.prefill.engine_version) == (decode.engine, decode.engine_version)
+        )
 
     def _limits(self, slo: Slo, decode: Instance) -> SeatLimits:
         """What the ledger checks: work that it does not know of takes its part."""
@@ -165,7 +194,7 @@ class HoldingPlace:
             limits,
             batch=max(1, limits.batch - foreign.batch) if limits.batch else 0,
             kv_tokens=max(1, limits.kv_tokens - foreign.kv_tokens) if limits.kv_tokens else 0,
-            step_s=limits.step_s - taken_s,
+            step_s=max(0.0, limits.step_s - taken_s),
         )
 
     def _full(self, held: Held) -> RefusalReason:
@@ -179,9 +208,5 @@ class HoldingPlace:
         return limits.exceeded(load.batch, load.kv_tokens, need_tokens) or RefusalReason.TTFT
 
 
-def _can_take(prefill: Instance, decode: Instance) -> bool:
-    return (
-        may_pair(prefill, decode)
-        and pairs(prefill, decode)
-        and (prefill.engine, prefill.engine_version) == (decode.engine, decode.engine_version)
-    )
+def _drains(member: Member) -> bool:
+    return member.state is InstanceState.DRAINING

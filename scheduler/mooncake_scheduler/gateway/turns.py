@@ -144,11 +144,16 @@ class Turns:
     def _leave(self, instance_id: str, all_held: list[_Held]) -> bool:
         """Let everybody go who waits at an instance that is gone or fails; True where that is so."""
         member = self._roster.members.get(instance_id)
-        leaving = [held for held in all_held if member is not held.member or not _serves(held.member)]
+        now_s = self._monotonic()
+        leaving = [h for h in all_held if member is not h.member or not _serves(h.member, now_s)]
+        # All are out of line before the first is woken: what it does next looks at the line again.
         for held in leaving:
             held.left = True
+            self._forget(instance_id, held)
+        nobody_stays = not all_held
+        for held in leaving:
             held.flow.wake()
-        return len(leaving) == len(all_held)
+        return nobody_stays
 
     def _forget(self, instance_id: str, held: _Held) -> None:
         all_held = self._held.get(instance_id, [])
@@ -159,10 +164,12 @@ class Turns:
             self._idle_since_s.pop(instance_id, None)
 
 
-def _serves(member: Member) -> bool:
-    """Whether what waits for an instance may go on waiting. One that drains finishes what it was promised."""
-    state = member.state
-    return (
-        state in (InstanceState.READY, InstanceState.DRAINING)
-        and member.breaker.state is not BreakerState.OPEN
+def _serves(member: Member, now_s: float) -> bool:
+    """Whether what waits for an instance may go on waiting.
+
+    One that drains finishes what it was promised. One whose breaker lets somebody try again is tried.
+    """
+    breaker = member.breaker
+    return member.state in (InstanceState.READY, InstanceState.DRAINING) and (
+        breaker.state is not BreakerState.OPEN or breaker.admits(now_s)
     )

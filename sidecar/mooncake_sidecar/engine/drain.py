@@ -40,7 +40,9 @@ async def drain(sidecar: Sidecar, timeout_s: float) -> Drained:
         timeout_s: wall seconds to wait at most.
     """
     began_s = time.monotonic()
-    settle_s = SETTLE_S if await sidecar.start_drain() else UNMARKED_SETTLE_S
+    marked = await sidecar.start_drain()
+    # Who reads the mark does so from now on; without one the sidecar itself has said so from the start.
+    settled_s = time.monotonic() + SETTLE_S if marked else began_s + UNMARKED_SETTLE_S
     _log.info("draining", timeout_s=timeout_s)
     quiet = 0
     while True:
@@ -48,7 +50,7 @@ async def drain(sidecar: Sidecar, timeout_s: float) -> Drained:
         quiet = quiet + 1 if outcome is Drained.IDLE else 0
         waited_s = time.monotonic() - began_s
         # Between the ledger and the engine a request is in neither for a moment: look twice.
-        if outcome is Drained.GONE or (quiet > 1 and waited_s >= settle_s):
+        if outcome is Drained.GONE or (quiet > 1 and time.monotonic() >= settled_s):
             break
         if waited_s >= timeout_s:
             outcome = Drained.TIMEOUT

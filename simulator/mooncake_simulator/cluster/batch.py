@@ -120,13 +120,17 @@ class Batch:
         """Whether KV of so many tokens has room beside what is here and what waits."""
         return tokens + self._waiting_tokens <= self._room_tokens()
 
+    def ever_fits(self, member: Member) -> bool:
+        """Whether its prompt and its whole answer have room in an empty memory."""
+        return member.prompt_tokens + member.steps <= self._capacity_tokens
+
     def join(self, member: Member) -> None:
         """Join at the end of the step that runs, as soon as there is room.
 
         Raises:
             ValueError: it will never fit.
         """
-        if member.prompt_tokens + member.steps > self._capacity_tokens:
+        if not self.ever_fits(member):
             raise ValueError(
                 f"{member.prompt_tokens + member.steps} tokens never fit into a memory for "
                 f"{self._capacity_tokens}: refuse the request"

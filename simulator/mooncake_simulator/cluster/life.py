@@ -20,6 +20,9 @@ from mooncake_simulator.workloads.traces import BLOCK_TOKENS, Request, blocks_of
 if TYPE_CHECKING:
     from mooncake_simulator.cluster.simulation import Simulation
 
+TOO_LONG = "too_long"
+"""Prompt and answer are more KV than an instance's memory ever holds."""
+
 
 class Life:
     """An admitted request: what it does next, and what is told of it.
@@ -81,9 +84,13 @@ class Life:
         world, outcome = self.world, self.outcome
         outcome.cached_tokens = cached = self.placement.prefix_tokens
         outcome.prefill_s = self.model.prefill_s(outcome.prompt_tokens, cached)
-        world.residency.promise(self.prefill, self.request.hash_ids)
         steps = max(1, outcome.output_tokens - 1)
         member = Member(outcome.prompt_tokens, steps, self._computed, self._ended, cached)
+        if not world.batches[self.prefill].ever_fits(member):
+            outcome.refused = TOO_LONG
+            self._leave()
+            return
+        world.residency.promise(self.prefill, self.request.hash_ids)
         world.batches[self.prefill].join(member)
 
     def _computed(self) -> None:
@@ -216,6 +223,10 @@ class Life:
             self._ended(None)
             return
         member = Member(self.outcome.prompt_tokens + 1, steps, self._joined, self._ended)
+        if not batch.ever_fits(member):
+            self.outcome.ttft_s = None
+            self._refuse_after_prefill(TOO_LONG)
+            return
         self.withheld = not batch.fits(member.prompt_tokens)
         batch.join(member)
 

@@ -48,6 +48,11 @@ class Outcome:
     ended_s: float | None = None
 
     @property
+    def last_s(self) -> float:
+        """When the last was heard of it."""
+        return self.ended_s or self.prefill_ended_s or self.arrival_s
+
+    @property
     def tokens(self) -> int:
         """Of prompt and answer."""
         return self.prompt_tokens + self.output_tokens

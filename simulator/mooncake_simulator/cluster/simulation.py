@@ -147,24 +147,26 @@ class Simulation:
         )
 
     def run(self, requests: Sequence[Request], speed: float) -> Result:
+        # A trace may be the middle of another, or count from 1970.
+        first_ms = min([request.timestamp_ms for request in requests], default=0)
         for number, request in enumerate(requests):
-            arrival_s = request.timestamp_ms / 1e3 / speed
+            arrival_s = (request.timestamp_ms - first_ms) / 1e3 / speed
             outcome = Outcome(arrival_s, request.input_length, request.output_length)
             self.outcomes.append(outcome)
             self.agenda.at(arrival_s, self._arrive, str(number), request, outcome)
         if self.late is not None:
             self.late.look_at([outcome.arrival_s for outcome in self.outcomes])
-        if self.tiers is not None and self.outcomes:
-            self.tiers.look_ahead_until(self.outcomes[-1].arrival_s)
-        schedule(self.agenda, self.spec.failures, dies=self._dies, returns=self._returns)
         last_s = max([outcome.arrival_s for outcome in self.outcomes], default=0.0)
+        if self.tiers is not None and self.outcomes:
+            self.tiers.look_ahead_until(last_s)
+        schedule(self.agenda, self.spec.failures, dies=self._dies, returns=self._returns)
         watch = ReplicaWatch(self.agenda, self.residency, self.spec.prefill, requests, last_s)
         self.agenda.run()
         return Result(
             self.outcomes,
             self.spec.ttft_target_s,
             self.spec.tbt_target_s,
-            self.agenda.now_s,
+            max([outcome.last_s for outcome in self.outcomes], default=0.0),
             [queue.busy_s for queue in self.queues],
             [batch.busy_s for batch in self.batches],
             max([batch.most_tokens for batch in self.batches], default=0),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from math import inf
@@ -16,6 +17,7 @@ from mooncake_core.ledger import Limits, Reservation
 from mooncake_core.registry import Role
 from mooncake_scheduler.admin.views import decision_view
 from mooncake_scheduler.gateway import turns
+from mooncake_scheduler.gateway.breaker import THRESHOLD
 from mooncake_testing.gateway import Gateway, gateway, write_instances
 from mooncake_testing.raw_client import RawClient
 from mooncake_testing.redis import RedisServer
@@ -165,6 +167,45 @@ async def test_those_who_wait_at_an_instance_that_leaves_are_placed_anew_and_it_
         assert prefilled(left)[1:] == [1_000, 2_000, 3_000, 4_000]
         await asyncio.gather(*busy)
         await running.settled()
+
+
+async def test_a_long_line_at_an_instance_that_leaves_goes_on_whole(tmp_path: Path) -> None:
+    hold, many = asyncio.Event(), 160
+    async with AsyncExitStack() as stack:
+        running, (gone, left), decodes = await stack.enter_async_context(pools(tmp_path, prefill=2, **SLOW))
+        gone.usual = left.usual = Act(hold=hold)
+        busy = [asyncio.ensure_future(running.complete(prompt=a_prompt(9_000, n))) for n in range(2)]
+        await gone.leg()
+        await left.leg()
+        # A client of its own: others keep to a hundred connections.
+        running.client = await stack.enter_async_context(
+            httpx.AsyncClient(base_url=running.url, timeout=60, limits=httpx.Limits(max_connections=None))
+        )
+        waiting = [asyncio.ensure_future(running.complete(prompt=a_prompt(600, n))) for n in range(many)]
+        await until(lambda: held(running) == many)
+        write_instances(tmp_path / "instances.json", [each.instance() for each in (left, *decodes)])
+        await until(lambda: running.scheduler.services.metrics.setbacks["gone", "place_anew"] > many // 4)
+        await until(lambda: held(running) == many)
+        hold.set()
+        assert set(await statuses(*busy, *waiting)) == {200}
+        await running.settled()
+
+
+async def test_an_instance_whose_breaker_lets_somebody_try_again_may_be_waited_for(tmp_path: Path) -> None:
+    hold = asyncio.Event()
+    async with pair(tmp_path, **SLOW) as (running, prefill, _):
+        prefill.usual = Act(hold=hold)
+        first = asyncio.ensure_future(running.complete(prompt=a_prompt(9_000)))
+        await prefill.leg()
+        roster = running.scheduler.services.roster
+        member = roster.members[prefill.name]
+        for _ in range(THRESHOLD):
+            roster.faulted(member)
+        assert not member.breaker.admits(time.monotonic())
+        await until(lambda: member.breaker.admits(time.monotonic()))
+        second = await ask(running, 2_000)
+        hold.set()
+        assert await statuses(first, second) == [200, 200]
 
 
 async def test_those_who_wait_at_an_instance_that_keeps_failing_are_placed_anew(tmp_path: Path) -> None:

@@ -105,7 +105,7 @@ def test_answers_that_had_begun_at_a_dead_decode_fail_and_others_go_to_another()
 
 
 def test_without_anybody_to_prefill_arrivals_are_refused_until_one_is_back() -> None:
-    trace = [request(at, 2_000, 5, 0) for at in (1.0, 11.0, 21.0)]
+    trace = [request(at, 2_000, 5, 0) for at in (0.0, 11.0, 21.0)]
     spec = ClusterSpec(1, 1, fetch="none", failures=(Failure("p-0", 10.0, 20.0),))
     assert [outcome.refused for outcome in simulate(spec, trace).outcomes] == [None, NO_INSTANCE, None]
 

@@ -127,7 +127,7 @@ def test_a_first_token_sooner_than_any_prompt_can_be_computed_is_no_size_s_fault
     code, _, complained = _run("-f", manifest, "--trace", trace, "--max-prefill", "300", "--max-decode", "8")
     assert code == 1
     assert (
-        "no size up to 300 prefill and 8 decode instances keeps the SLO; with all of them: TTFT kept for"
+        "300 prefill and 8 decode instances, the most that may be, do not keep the SLO: TTFT kept for"
         in complained
     )
 
