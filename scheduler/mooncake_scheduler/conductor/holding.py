@@ -24,7 +24,6 @@ from mooncake_scheduler.conductor.model import Ask, InstanceView, Slo
 from mooncake_scheduler.conductor.placement import may_pair
 from mooncake_scheduler.conductor.prediction import decode_now
 
-
 BURST = 16
 """Requests of this size that others may have promised to an instance since they were last heard of."""
 
