@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 
-class _JumpingSelector(selectors.SelectSelector):
+class _JumpingSelector(selectors.EpollSelector):
     """Instead of waiting, tells the loop's clock how long it would have waited."""
 
     def __init__(self) -> None:
