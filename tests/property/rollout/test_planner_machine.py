@@ -646,7 +646,10 @@ TestPlanner = Planner.TestCase
 # still ending when its replacement comes (surge 0): whether planner or judge is wrong there is not settled yet.
 TestPlanner.settings = settings(
     derandomize=True,
-    max_examples=150, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=150,
+    stateful_step_count=30,
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
 )
 
 
