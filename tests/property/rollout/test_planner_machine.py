@@ -642,8 +642,8 @@ def usable(instances):
 
 
 TestPlanner = Planner.TestCase
-# The same examples in each run. Others have found, rarely, a group of two Pods whose engine restarted and that is
-# still ending when its replacement comes (surge 0): whether planner or judge is wrong there is not settled yet.
+# The same examples in each run. Others have found, rarely, a group of two Pods whose engine restarted and
+# that is still ending when its replacement comes (surge 0): whether planner or judge is wrong is not settled.
 TestPlanner.settings = settings(
     derandomize=True,
     max_examples=150,
