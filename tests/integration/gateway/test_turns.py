@@ -170,7 +170,7 @@ async def test_those_who_wait_at_an_instance_that_leaves_are_placed_anew_and_it_
 
 
 async def test_a_long_line_at_an_instance_that_leaves_goes_on_whole(tmp_path: Path) -> None:
-    hold, many = asyncio.Event(), 160
+    hold, many = asyncio.Event(), 120
     async with AsyncExitStack() as stack:
         running, (gone, left), decodes = await stack.enter_async_context(pools(tmp_path, prefill=2, **SLOW))
         gone.usual = left.usual = Act(hold=hold)
