@@ -6,7 +6,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: help setup demo test test-apiserver test-engines e2e e2e-programs e2e-cluster e2e-cluster-stop bench-acceptance bench-policies bench-router bench-index bench-reconcile bench-sim evaluation check fix crds lock clean
+.PHONY: help setup demo test explore test-apiserver test-engines e2e e2e-programs e2e-cluster e2e-cluster-stop bench-acceptance bench-policies bench-router bench-index bench-reconcile bench-sim evaluation check fix crds lock clean
 
 help: ## list the commands
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 18
@@ -27,6 +27,9 @@ demo: $(STAMP) ## run the quickstart on this machine, replay a workload through 
 
 test: $(STAMP) ## run every test that needs no GPU, no vLLM and no Kubernetes
 	$(BIN)/pytest -n 2 --dist loadfile -m "not engines" --ignore tests/engines --ignore tests/integration/operator
+
+explore: $(STAMP) ## property tests with other examples in each run, and more of them
+	$(BIN)/pytest -n 2 --hypothesis-profile explore tests/property
 
 test-apiserver: e2e-programs ## run the operator against a real API server, with played nodes (8 minutes)
 	$(BIN)/pytest tests/integration/operator

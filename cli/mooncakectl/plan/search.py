@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from math import inf
 from typing import NamedTuple
 
 
@@ -45,9 +46,10 @@ def cheapest(
     """The cheapest size that does, with one instance fewer on either side tried and found too small.
 
     More instances are taken to be no worse: a size that fails rules out all that are smaller on both sides.
-    The least of each side is found by halving, with the most of the other; from there on sizes are tried in
-    the order of their price. Where more instances did harm (a prefill pool that grows hands decode more),
-    the sizes next to the one found are tried all the same, and a cheaper one that does is taken.
+    The least of each side is found by halving, with the most of the other; where both at once are too few,
+    the fewest decode instances are found for each count of prefill instances, as far as it can be cheaper,
+    and the cheapest of these pairs is taken. Where more instances did harm (a prefill pool that grows hands
+    decode more), the sizes next to the one found are tried all the same, and one that does is taken.
 
     Args:
         does: whether a size keeps the SLO; asked at most once for each.
@@ -70,10 +72,32 @@ def cheapest(
         raise NoSizeError
     prefill = fewest(lambda count: holds(Size(count, most.decode)), least.prefill, most.prefill)
     decode = fewest(lambda count: holds(Size(most.prefill, count)), least.decode, most.decode)
-    for size in _by_price(Size(prefill, decode), most, prices):
-        if allowed(size) and not _ruled_out(size, tried) and holds(size):
+    corner = Size(prefill, decode)
+    enough = [corner] if holds(corner) else list(_staircase(holds, prices, corner, most, allowed))
+    for size in _by_price(corner, most, prices):
+        if allowed(size) and any(size.covers(each) for each in enough) and holds(size):
             return _smallest(size, holds, prices, allowed)
     raise NoSizeError
+
+
+def _staircase(
+    holds: Callable[[Size], bool],
+    prices: Prices,
+    least: Size,
+    most: Size,
+    allowed: Callable[[Size], bool],
+) -> Iterator[Size]:
+    """For each count of prefill instances the fewest decode instances, while that can be the cheapest."""
+    cheapest_so_far = inf
+    decode = fewest(lambda count: holds(Size(least.prefill, count)), least.decode, most.decode)
+    for prefill in range(least.prefill, most.prefill + 1):
+        if prices.of(Size(prefill, least.decode)) >= cheapest_so_far:
+            return
+        while decode > least.decode and holds(Size(prefill, decode - 1)):
+            decode -= 1
+        yield (size := Size(prefill, decode))
+        if allowed(size):
+            cheapest_so_far = min(cheapest_so_far, prices.of(size))
 
 
 def fewest(holds: Callable[[int], bool], least: int, most: int) -> int:
@@ -95,10 +119,6 @@ def _by_price(least: Size, most: Size, prices: Prices) -> Iterator[Size]:
     ]
     # Of one price the one with fewer instances; then the one whose pools are less unlike.
     yield from sorted(sizes, key=lambda s: (prices.of(s), sum(s), abs(s.prefill - s.decode)))
-
-
-def _ruled_out(size: Size, tried: dict[Size, bool]) -> bool:
-    return any(not held and other.covers(size) for other, held in tried.items())
 
 
 def _smallest(

@@ -71,7 +71,7 @@ class Instance:
     @property
     def life(self) -> str:
         """Uid by which this life differs from the next."""
-        return self.pods[0].uid if self.pods else ""
+        return _life(self.pods) if self.pods else ""
 
     @property
     def live(self) -> bool:
@@ -95,8 +95,10 @@ class Instance:
             return True
         if self.phase is not Phase.ENDING:
             return False
-        gate = self.leader.gate if self.leader is not None else None
-        return not self.pool.gated or (gate is not None and gate.reason == reasons.DRAINING)
+        if not self.pool.gated or self.leader is None:
+            return True  # a leader that ended first has taken along why it goes
+        gate = self.leader.gate
+        return gate is not None and gate.reason == reasons.DRAINING
 
     @property
     def in_flight(self) -> float:
@@ -220,7 +222,7 @@ def _phase(
 ) -> Phase:
     if all(is_lost(pod, observed.now_s) for pod in pods):
         return Phase.LOST
-    recorded = record is not None and record.life == pods[0].uid
+    recorded = record is not None and record.life == _life(pods)
     if any(pod.deleted_s is not None for pod in pods):
         return Phase.RECREATING if recorded else Phase.ENDING
     gate = pods[0].gate
@@ -235,6 +237,12 @@ def _phase(
     # What the registry says now counts before what the gate will be told in this very plan.
     drained = registration is not None and registration.state is InstanceState.DRAINING
     return Phase.ROUTABLE if gate is not None and gate.status and not drained else Phase.READY
+
+
+def _life(pods: Sequence[ObservedPod]) -> str:
+    """The leader's uid, which its workers bear too: a leader that ends first takes no record along."""
+    first = pods[0]
+    return first.uid if first.rank == 0 else first.leader_uid or first.uid
 
 
 def _failure(pods: Sequence[ObservedPod], strangers: Set[str]) -> Finding | None:

@@ -58,6 +58,15 @@ async def agrees(shared: SharedView, engine: SimulatedProcess, *, without: list[
     await until(equal)
 
 
+async def ready(http: httpx.AsyncClient) -> None:
+    """Wait until the sidecar says so: a moment later than others see what it has written."""
+
+    async def answers() -> bool:
+        return (await http.get("/readyz")).status_code == 200
+
+    await until(answers)
+
+
 async def registered(shared: SharedView, *, after: int = 0) -> int:
     """Wait until the engine is registered under an epoch above one; returns it."""
 
@@ -360,7 +369,7 @@ async def test_probes_and_metrics_say_how_it_stands(
     await agrees(shared, engine)
     async with httpx.AsyncClient(base_url=sidecar.url, trust_env=False) as http:
         assert (await http.get("/healthz")).status_code == 200
-        assert (await http.get("/readyz")).status_code == 200
+        await ready(http)
         metrics = (await http.get("/metrics")).text
         assert "mooncake_sidecar_registered 1.0" in metrics
         assert "mooncake_sidecar_blocks 4.0" in metrics
@@ -390,6 +399,7 @@ async def test_an_instance_stays_ready_while_redis_is_away_and_comes_back_empty(
             assert (await http.get("/readyz")).status_code == 200
             return not await away()
 
+        await ready(http)
         redis_server.kill()
         await until(away)
         assert (await http.get("/readyz")).status_code == 200
