@@ -4,10 +4,10 @@ Makes a cluster of its own (see `docs/adr/0021`), takes its one real node out, a
 The 50 pools are 25 MooncakeClusters of one prefill and one decode pool, each in a namespace; the 50
 Deployments have the same Pods without the readiness gate. Schedulers are played: where each scheduler's Pod
 has its address, a registry answers that knows the engines whose containers are ready. So ours waits for one
-more write of the operator and one more of the kubelet for each Pod, and has Services and disruption budgets,
-which controllers of Kubernetes keep up to date meanwhile. What these alone cost is measured in between:
-"alike" are Deployments with Services, budgets and a gate that is opened at once. Calls are counted by user in
-the API server's audit log, Leases apart.
+more write of the operator and one more of the kubelet for each Pod, and has disruption budgets, which a
+controller of Kubernetes keeps up to date meanwhile. What these alone cost is measured in between: "alike" are
+Deployments with budgets and a gate that is opened at once. Calls are counted by user in the API server's
+audit log, Leases apart.
 """
 
 from __future__ import annotations

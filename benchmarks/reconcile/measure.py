@@ -26,7 +26,7 @@ from e2e.played_kubelet import Behaviour, NodeShape, PlayedNodes
 from accounts import AuditLog, Call, Usage, counted, find_programs, usage_of
 from gate_keeper import GATE, GateKeeper
 from schedulers import ENGINES, ROLE_LABEL, PlayedSchedulers
-from workload import Object, cluster, deployments, secret, services_and_budgets
+from workload import Object, budgets, cluster, deployments, secret
 
 ROOT = Path(__file__).resolve().parents[2]
 OURS, BUILT_IN, ALIKE = "ours", "built-in", "alike"
@@ -232,13 +232,13 @@ async def measure_deployments(bench: Bench, side: Side, kube: Kube, arguments: a
 
 
 async def measure_alike(bench: Bench, side: Side, kube: Kube, arguments: argparse.Namespace) -> None:
-    """Deployments whose Pods have a readiness gate, Services and budgets, as a cluster's have."""
+    """Deployments whose Pods have a readiness gate and budgets, as a cluster's have."""
 
     async def apply() -> None:
         wanted = []
         for number in range(arguments.clusters):
             namespace = side.namespace(number)
-            wanted += services_and_budgets(number, arguments.instances, namespace)
+            wanted += budgets(number, arguments.instances, namespace)
             wanted += deployments(number, arguments.instances, namespace, gate=GATE)
         await asyncio.gather(*map(kube.apply, wanted))
 

@@ -68,18 +68,16 @@ def deployments(
     ]
 
 
-def services_and_budgets(number: int, instances: int, namespace: str) -> list[Object]:
-    """What controllers of Kubernetes keep up to date for each pool of a cluster, for two Deployments."""
+def budgets(number: int, instances: int, namespace: str) -> list[Object]:
+    """What a controller of Kubernetes keeps up to date for each pool of a cluster, for two Deployments."""
     found: list[Object] = []
     for role in ("prefill", "decode"):
         name = f"c{number}-{role}"
+        spec = {"minAvailable": instances - 1, "selector": {"matchLabels": {"app": name}}}
         metadata = {"name": name, "namespace": namespace}
-        headless = {"clusterIP": "None", "publishNotReadyAddresses": True, "selector": {"app": name}}
-        budget = {"minAvailable": instances - 1, "selector": {"matchLabels": {"app": name}}}
-        found += [
-            {"apiVersion": "v1", "kind": "Service", "metadata": metadata, "spec": headless},
-            {"apiVersion": "policy/v1", "kind": "PodDisruptionBudget", "metadata": metadata, "spec": budget},
-        ]
+        found.append(
+            {"apiVersion": "policy/v1", "kind": "PodDisruptionBudget", "metadata": metadata, "spec": spec}
+        )
     return found
 
 

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from decimal import Decimal
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, StringConstraints
 
 from mooncake_core.api.base import ApiModel, Rule, Write
-from mooncake_core.api.scalars import QUANTITY_PATTERN, ObjectName
+from mooncake_core.api.scalars import QUANTITY_PATTERN, ObjectName, alike, quantity
 from mooncake_core.api.support import not_yet, not_yet_value
 
 AutoOrQuantity = Annotated[
     str,
     StringConstraints(pattern=f"^auto$|{QUANTITY_PATTERN}", max_length=32),
+    alike(lambda text: Decimal(-1) if text == "auto" else quantity(text)),
     Write('auto, or a quantity as text, e.g. "16Gi"'),
 ]
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from decimal import Decimal
 from typing import Annotated
 
-from pydantic import Field, StringConstraints
+from pydantic import Field, PlainSerializer, SerializationInfo, StringConstraints
 
 from mooncake_core.api.base import Write
 
@@ -19,9 +20,23 @@ PERCENT_PATTERN = r"^(100|[1-9]?[0-9])%$"
 MAX_NAME = 40
 """Longest name of a cluster or pool: what is added to it for Pods and Services stays within DNS' 63."""
 
+BY_VALUE = "by value"
+"""Context of a serialization that writes 8Ti and 8192Gi alike: for comparing, not for showing."""
+
+
+def alike(value_of: Callable[[str], Decimal]) -> PlainSerializer:
+    """Serializes what can be written in several ways as one of them, where the context is `BY_VALUE`."""
+
+    def write(text: str, info: SerializationInfo) -> str:
+        return str(value_of(text).normalize()) if info.context == BY_VALUE else text
+
+    return PlainSerializer(write, return_type=str)
+
+
 Quantity = Annotated[
     str,
     StringConstraints(pattern=QUANTITY_PATTERN, max_length=32),
+    alike(lambda text: quantity(text)),
     Write('a quantity as text, e.g. "64Gi"'),
 ]
 Name = Annotated[
@@ -37,11 +52,13 @@ ObjectName = Annotated[
 Ratio = Annotated[
     str,
     StringConstraints(pattern=RATIO_PATTERN, max_length=16),
+    alike(Decimal),
     Write('a decimal number as text, e.g. "0.25"'),
 ]
 Duration = Annotated[
     str,
     StringConstraints(pattern=DURATION_PATTERN, max_length=16),
+    alike(lambda text: _duration(text)),
     Write("seconds or milliseconds, e.g. 2s or 100ms"),
 ]
 Text = Annotated[str, StringConstraints(min_length=1, max_length=1024), Write("text of 1 to 1024 characters")]
@@ -91,8 +108,12 @@ def duration_s(text: str) -> float:
     Raises:
         ValueError: the text is not such a duration.
     """
+    return float(_duration(text))
+
+
+def _duration(text: str) -> Decimal:
     if not re.match(DURATION_PATTERN, text):
         raise ValueError(f"not a duration: {text!r}")
     if text.endswith("ms"):
-        return float(Decimal(text.removesuffix("ms")) / 1000)
-    return float(text.removesuffix("s"))
+        return Decimal(text.removesuffix("ms")) / 1000
+    return Decimal(text.removesuffix("s"))

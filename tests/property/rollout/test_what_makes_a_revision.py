@@ -91,3 +91,26 @@ def test_another_operator_wants_the_same_revisions(manifest):
     assert {name: revision for name, (revision, _) in after.items()} == {
         name: revision for name, (revision, _) in before.items()
     }
+
+
+def test_the_same_amount_in_another_notation_is_the_same_revision():
+    manifest = {
+        "apiVersion": "mooncake.io/v1alpha1",
+        "kind": "MooncakeCluster",
+        "metadata": {"name": "q"},
+        "spec": {
+            "model": {"name": "m"},
+            "engine": {"type": "Simulated", "simulated": {"profile": "llama3-70b-8xa800"}},
+            "prefillPools": [{"name": "p", "replicas": 1, "resources": {"memory": "1Ti"}}],
+            "decodePools": [{"name": "d", "replicas": 1}],
+            "kvCachePools": [{"name": "kv", "replicas": 1, "segmentSize": "2Ti"}],
+        },
+    }
+    written = copy.deepcopy(manifest)
+    written["spec"]["prefillPools"][0]["resources"]["memory"] = "1024Gi"
+    written["spec"]["kvCachePools"][0]["segmentSize"] = "2048.0Gi"
+    other = copy.deepcopy(manifest)
+    other["spec"]["prefillPools"][0]["resources"]["memory"] = "1023Gi"
+    made = map(rendered, (manifest, written, other))
+    revisions = [{name: revision for name, (revision, _) in pods.items()} for pods in made]
+    assert revisions[0] == revisions[1] != revisions[2]

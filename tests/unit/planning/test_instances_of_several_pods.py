@@ -15,6 +15,7 @@ from mooncake_operator.planning import ClusterNames, Credentials, Images, LocalN
 from mooncake_operator.planning.actions import CreatePod
 from mooncake_operator.planning.manifests.disruption import disruption_budgets
 from mooncake_operator.planning.manifests.plan import Present, plan_of
+from mooncake_operator.planning.manifests.render import render_plan
 from mooncake_operator.planning.manifests.revisions import controller_revision, owner_reference, pod_of
 from mooncake_operator.planning.reading import observed_pod, observed_revision
 from mooncake_operator.planning.wishes import Identity, desired_cluster
@@ -173,6 +174,21 @@ def test_the_leader_is_found_before_it_is_ready():
     assert service["spec"]["publishNotReadyAddresses"] is True
     assert service["spec"]["selector"].items() <= leader["metadata"]["labels"].items()
     assert (leader["spec"]["hostname"], leader["spec"]["subdomain"]) == ("q-prefill-p-0", "q-prefill")
+
+
+def test_pools_have_a_service_while_their_pods_are_found_by_name_and_else_none():
+    def services(a_cluster, present=None):
+        plan = plan_of(a_cluster, ClusterNames(), [], images=Images(), credentials=SECRETS, present=present)
+        return {s["metadata"]["name"] for s in render_plan(plan).services} & {"q-prefill", "q-decode"}
+
+    alone = {"name": "prefill"}
+    assert services(cluster()) == {"q-prefill"}
+    assert services(cluster(prefill=alone)) == set()
+    # Those that were made with workers still look for their leader.
+    there = {"q-prefill": (Present("q-prefill-p-0", "g0", size=2),)}
+    assert services(cluster(prefill=alone), there) == {"q-prefill"}
+    # Without sidecars nobody tells schedulers an address.
+    assert services(cluster(prefill=alone, engine=SIMULATED, redis=False)) == {"q-prefill", "q-decode"}
 
 
 def test_instances_are_spread_and_their_pods_kept_together():

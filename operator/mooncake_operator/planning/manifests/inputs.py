@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import Any
 
 from mooncake_core.api.base import ApiModel
+from mooncake_core.api.scalars import BY_VALUE
 from mooncake_operator.planning.manifests.objects import digest
 from mooncake_operator.planning.manifests.plan import EnginePoolPlan, Plan, StorePlan
 
@@ -39,7 +40,7 @@ def pool_revision(plan: Plan, pool: EnginePoolPlan) -> str:
             "model": written(spec.model),
             "engine": written(spec.engine),
             "network": written(spec.network),
-            "redis": None if redis is None else redis.manifest(),
+            "redis": None if redis is None else written(redis),
             "store": None if plan.store is None else plan.store.name,
             "pool": _without(written(pool.spec), _NOT_OF_ENGINES),
         }
@@ -74,8 +75,11 @@ def store_revisions(plan: Plan, store: StorePlan) -> tuple[str, str]:
 
 
 def written(spec: ApiModel) -> dict[str, Any]:
-    """A part of a spec as its user wrote it: defaults that later versions add or change are none of it."""
-    return spec.model_dump(mode="json", by_alias=True, exclude_defaults=True)
+    """A part of a spec as its user wrote it, whatever the notation: 8Ti is no other wish than 8192Gi.
+
+    Defaults that later versions add or change are none of it.
+    """
+    return spec.model_dump(mode="json", by_alias=True, exclude_defaults=True, context=BY_VALUE)
 
 
 def _without(spec: dict[str, Any], fields: frozenset[str]) -> dict[str, Any]:

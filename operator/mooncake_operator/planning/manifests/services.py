@@ -9,7 +9,7 @@ from mooncake_operator.planning.manifests.objects import (
     Object,
     service,
 )
-from mooncake_operator.planning.manifests.plan import Plan
+from mooncake_operator.planning.manifests.plan import EnginePoolPlan, Plan
 from mooncake_operator.planning.names import Port
 
 HTTP_PORT = 80
@@ -18,12 +18,26 @@ HTTP_PORT = 80
 def services(plan: Plan) -> list[Object]:
     """All Services of a cluster but Redis' own."""
     found = [_endpoint(plan)]
-    for pool in plan.engine_pools:
-        # Workers serve nothing and nobody looks for them: they look for their leader.
-        found.append(_pool(plan, pool.name, pool.pods()[0], **{RANK_LABEL: "0"}))
+    # Workers serve nothing and nobody looks for them: they look for their leader.
+    found += [
+        _pool(plan, pool.name, pool.pods()[0], **{RANK_LABEL: "0"})
+        for pool in plan.engine_pools
+        if _is_looked_up(plan, pool)
+    ]
     if plan.store is not None:
         found += [_pool(plan, plan.store.name, plan.store.nodes()[0]), _master(plan)]
     return found
+
+
+def _is_looked_up(plan: Plan, pool: EnginePoolPlan) -> bool:
+    """Whether Pods of a pool are found by name: by the others of their instance, or by static schedulers.
+
+    Else each sidecar registers its Pod's address, and endpoints that nobody reads would be written anew for
+    each Pod that comes, becomes ready or goes.
+    """
+    there = (plan.present or {}).get(pool.name, ())
+    sizes = (pool.spec.instance.size, *(present.size for present in there))
+    return not plan.shares_state or any(size > 1 for size in sizes)
 
 
 def _endpoint(plan: Plan) -> Object:
