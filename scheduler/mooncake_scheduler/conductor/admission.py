@@ -64,6 +64,8 @@ class Admission(msgspec.Struct, frozen=True):
         refused = scene.prefill_refusal(share)
         if refused is not None:
             return refused
+        # A promise that brings it forward brings it to decode earlier too.
+        scene = scene.as_promised()
         if self._waits_for_a_place(placement):
             return scene.wait_refusal(share, waits)
         return scene.decode_refusal(share)
@@ -88,7 +90,7 @@ class Admission(msgspec.Struct, frozen=True):
         """
         if self.order is None or placement.prefill is None or world.slo.ttft_s is None:
             return placement
-        return Scene(ask, placement, world, self).promised()
+        return Scene(ask, placement, world, self).as_promised().promised()
 
     def check_stage(self, stage: Stage, ask: Ask, placement: Placement, world: World) -> Refused | None:
         """None when a stage may start now, else why not; the mode does not matter.
@@ -135,13 +137,15 @@ class Scene:
     """One placement before the judge: the two instances with their load, cost models and targets."""
 
     __slots__ = (
-        "_ask", "_headroom", "_instance", "_load", "_model", "_need_tokens", "_order", "_placement", "_rules",
-        "_world",
+        "_ask", "_by_rank", "_headroom", "_instance", "_load", "_model", "_need_tokens", "_order",
+        "_placement", "_rules", "_world",
     )  # fmt: skip
 
     def __init__(self, ask: Ask, placement: Placement, world: World, rules: Admission) -> None:
         self._ask = ask
         self._placement = placement
+        self._by_rank = placement
+        """The same with no promise: another one only where a promise brings it forward."""
         self._world = world
         self._rules = rules
         self._headroom = rules.headroom
@@ -171,24 +175,31 @@ class Scene:
         wait_s = min(ttft_s - share * limit_s, self._placement.queue_s)
         return self._refused(RefusalReason.TTFT, wait_s, self._placement.tbt_s)
 
-    def promised(self) -> Placement:
-        """`Admission.promised`, where there are an order and a target."""
+    def as_promised(self) -> Scene:
+        """The same with the request brought forward, where it is in time only with a promise; else itself."""
         placement, limit_s, order = self._placement, self.ttft_limit_s(), self._order
-        if limit_s is None or order is None or not self._knows_prefill():
-            return placement
-        if placement.ttft_s <= limit_s:
-            return replace(placement, promised_ttft_s=limit_s)
-        if self._earliest_ttft_s() > limit_s:
-            return placement
+        if order is None or limit_s is None or placement.ttft_s <= limit_s:
+            return self
+        if not self._knows_prefill() or self._earliest_ttft_s() > limit_s:
+            return self
         now_s = self._world.now_s
         newcomer = self._newcomer(now_s + limit_s - placement.transfer_s)
         queue_s = order.join(self._prefill_load(), newcomer, now_s).queue_s
-        return replace(
-            placement,
-            queue_s=queue_s,
-            ttft_s=placement.transfer_s + queue_s + placement.prefill_s,
-            promised_ttft_s=limit_s,
+        ttft_s = placement.transfer_s + queue_s + placement.prefill_s
+        arrival = decode_at(self._load, now_s, now_s + ttft_s)
+        brought_forward = replace(
+            placement, queue_s=queue_s, ttft_s=ttft_s, tbt_s=self._tbt_s(arrival), arrival=arrival
         )
+        scene = Scene(self._ask, brought_forward, self._world, self._rules)
+        scene._by_rank = placement
+        return scene
+
+    def promised(self) -> Placement:
+        """The placement with its limit as a promise, where that can be kept."""
+        placement, limit_s = self._placement, self.ttft_limit_s()
+        if limit_s is None or self._order is None or not self._knows_prefill() or placement.ttft_s > limit_s:
+            return placement
+        return replace(placement, promised_ttft_s=limit_s)
 
     def _earliest_ttft_s(self) -> float:
         """The least TTFT that it can have with all promises kept; without an order there is only the one."""
@@ -266,8 +277,7 @@ class Scene:
 
     def has_to_wait(self, share: float) -> RefusalReason | None:
         """What is predicted to be full when it reaches decode; None where it gets a place at once."""
-        load = self._seen_load()
-        return self._decode_reason(load, load.kv_tokens, share)
+        return self._reason_at_arrival(share)
 
     def wait_refusal(self, share: float, waits: PlaceWaits) -> Refused | None:
         """A refusal where decode is full and no place is likely to be free before the first token is due."""
@@ -277,7 +287,7 @@ class Scene:
         limit_s = self.ttft_limit_s()
         within_s = self._rules.longest_hold_s
         if limit_s is not None:
-            within_s = min(within_s, share * limit_s - self._placement.ttft_s)
+            within_s = min(within_s, max(0.0, share * limit_s - self._by_rank.ttft_s))
         chance = waits.chance(self._need_tokens, within_s, self._world.now_s)
         wait_s = self._decode_wait_s(share)
         if wait_s <= within_s if chance is None else chance >= LEAST_CHANCE:
@@ -297,10 +307,19 @@ class Scene:
     def decode_refusal(self, share: float) -> Refused | None:
         """A refusal for decode's TBT or KV memory, as seen by the mode; Retry-After from the buckets."""
         load = self._seen_load()
-        reason = self._decode_reason(load, self._held_kv_tokens(load, share), share)
+        reason = self._reason_at_arrival(share, self._held_kv_tokens(load, share))
         if reason is None:
             return None
         return self._refused(reason, self._decode_wait_s(share), self._tbt_s(load))
+
+    def _reason_at_arrival(self, share: float, held_kv_tokens: int | None = None) -> RefusalReason | None:
+        """What is full when it arrives; where nothing else is said, memory holds what decodes then."""
+        for load in self._loads():
+            held = load.kv_tokens if held_kv_tokens is None else held_kv_tokens
+            reason = self._decode_reason(load, held, share)
+            if reason is not None:
+                return reason
+        return None
 
     def _decode_reason(self, load: DecodeLoad, held_kv_tokens: int, share: float) -> RefusalReason | None:
         batch = load.batch
@@ -330,10 +349,25 @@ class Scene:
         if self._fits(held, share) or self._rules.mode is not AdmissionMode.PREDICTIVE:
             return held
         now_s = self._world.now_s
-        arrival_s = now_s + self._placement.ttft_s
-        end_s = arrival_s + self._ask.output_tokens * self._placement.tbt_s
-        course = decode_course(self._load, now_s, arrival_s)
+        by_rank = self._by_rank
+        end_s = now_s + by_rank.ttft_s + self._ask.output_tokens * by_rank.tbt_s
+        course = decode_course(self._load, now_s, now_s + self._placement.ttft_s)
         return max(at.kv_tokens for _, at in takewhile(lambda each: each[0] <= end_s, course))
+
+    def _loads(self) -> Sequence[DecodeLoad]:
+        """What decode may carry when it arrives there.
+
+        A promise is a latest end: one that is brought forward by it comes at any time until its rank alone
+        would have brought it. So a tighter target looks at more, never at less.
+        """
+        seen, by_rank = self._seen_load(), self._by_rank
+        if by_rank is self._placement or self._rules.mode is AdmissionMode.EARLY:
+            return (seen,)
+        now_s = self._world.now_s
+        until_s = now_s + by_rank.ttft_s
+        course = decode_course(self._load, now_s, now_s + self._placement.ttft_s)
+        between = [load for _, load in takewhile(lambda each: each[0] <= until_s, course)]
+        return (*between, decode_at(self._load, now_s, until_s))
 
     def _seen_load(self) -> DecodeLoad:
         if self._rules.mode is AdmissionMode.EARLY:
@@ -349,7 +383,7 @@ class Scene:
     def _decode_wait_s(self, share: float) -> float:
         """Seconds until an arrival one TTFT later would find room, as far as the buckets tell."""
         now_s = self._world.now_s
-        from_s = now_s + self._placement.ttft_s
+        from_s = now_s + self._by_rank.ttft_s
         at_s = from_s
         for at_s, load in decode_course(self._load, now_s, from_s):  # noqa: B007 - the last counts
             if self._decode_reason(load, load.kv_tokens, share) is None:

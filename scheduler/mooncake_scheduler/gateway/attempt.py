@@ -64,6 +64,7 @@ class Attempt(Sending):
             ClientLeftError: the client left; the engines were told.
             ErrorAnswer: 429, decode has no room (at once in mode `none`, else when the time to wait for it is
                 over). `unwanted` may be set.
+            DeadlineError: the request's own deadline has passed. `unwanted` may be set.
         """
         placement = self._placement
         members = self._services.roster.members
@@ -113,6 +114,9 @@ class Attempt(Sending):
         except ClientLeftError:
             staged.member.awaited.pop(job.flow, None)
             await self.discard(staged)
+            raise
+        except DeadlineError:
+            self.unwanted = staged
             raise
         finally:
             staged.member.awaited.pop(job.flow, None)
@@ -178,6 +182,7 @@ class Attempt(Sending):
         Decode is sent for one token and its answer is dropped (routers.md §4, entry 1).
         """
         job, services = self._job, self._services
+        job.outlive_client()
         member = services.roster.members.get(self._placement.decode.id)
         if member is None:
             return
@@ -416,6 +421,7 @@ class Attempt(Sending):
         A stream tells when that has happened: with its first token. For whole answers a grace has to do.
         """
         streams = isinstance(leg, StreamLeg)
+        self._job.outlive_client()
         self._job.limit(self._services.config.first_token_timeout_s if streams else RELEASE_GRACE_S)
         try:
             await (leg.first() if isinstance(leg, StreamLeg) else leg.finished())

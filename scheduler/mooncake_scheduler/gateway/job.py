@@ -148,6 +148,10 @@ class Job:
         assert may_follow(self.phase, phase), f"{self.phase.name} → {phase.name}"
         self.phase = phase
 
+    def outlive_client(self) -> None:
+        """Its client has an answer or is gone: what is left to do is not bound by its deadline any more."""
+        self.total_s = inf
+
     def limit(self, seconds: float = inf) -> None:
         """The present wait may take so long, and never beyond the request's own deadline."""
         self.flow.deadline_s = min(time.monotonic() + seconds, self.total_s)

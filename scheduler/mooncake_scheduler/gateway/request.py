@@ -58,7 +58,7 @@ class Request:
             job.decision.outcome = "cancelled"
             self._services.metrics.cancelled(job.phase)
         except DeadlineError:
-            self._say(upstream_failed("the request took too long", "deadline", 504))
+            self._say(_too_late())
         except Exception:
             _log.exception("a request failed in the gateway", request_id=job.request_id)
             self._say(ErrorAnswer(500, "the gateway failed: this is a bug", "server_error", "internal"))
@@ -114,9 +114,10 @@ class Request:
         attempt = Attempt(services, job, job.placement)
         try:
             failure = await attempt.carry_out()
-        except ErrorAnswer as answer:
+        except (ErrorAnswer, DeadlineError) as ended:
+            answer = ended if isinstance(ended, ErrorAnswer) else _too_late()
             if attempt.unwanted is not None:
-                await self._refuse_after_prefill(answer, attempt, attempt.unwanted)
+                await self._end_after_prefill(answer, attempt, attempt.unwanted)
                 return None
             self._note_refusal(answer)
             raise
@@ -193,8 +194,8 @@ class Request:
         if answer.world is not None:
             self._services.placer.conductor.observe_refused(self._job.ask, answer.world.now_s)
 
-    async def _refuse_after_prefill(self, answer: ErrorAnswer, attempt: Attempt, staged: Staged) -> None:
-        """Decode has no room: the client hears so at once, then the KV staged for it is freed."""
+    async def _end_after_prefill(self, answer: ErrorAnswer, attempt: Attempt, staged: Staged) -> None:
+        """Decode has no room in time: the client hears so at once, then the KV staged for it is freed."""
         self._note_refusal(answer)
         self._say(answer)
         self._release()
@@ -284,6 +285,10 @@ class Request:
         if services.turns is not None and placement is not None and placement.prefill is not None:
             # It may have ended in its prefill: then others need not wait for it.
             services.turns.look(placement.prefill.id)
+
+
+def _too_late() -> ErrorAnswer:
+    return upstream_failed("the request took too long", "deadline", 504)
 
 
 class _Again(NamedTuple):

@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
-from mooncake_core.ledger import RefusalReason
+from mooncake_core.ledger import Limits, RefusalReason, Reservation
 from mooncake_core.registry import EngineKind, Instance, Role
 from mooncake_core.registry.redis import RedisRegistry
 from mooncake_testing.gateway import Gateway, gateway
@@ -33,11 +33,17 @@ def decoder(name: str) -> ScriptedEngine:
 
 @asynccontextmanager
 async def pool(
-    folder: Path, decoders: Sequence[ScriptedEngine], *, places: int = 1, ttft_s: float = 600.0
+    folder: Path,
+    decoders: Sequence[ScriptedEngine],
+    *,
+    places: int = 1,
+    ttft_s: float = 600.0,
+    **more: Any,
 ) -> AsyncIterator[tuple[Gateway, ScriptedEngine]]:
     """A prefill engine, and decode engines with so many places each."""
     prefill = ScriptedEngine("p", Role.PREFILL, MOONCAKE)
     settings = {"profile": PROFILE, "slo": {"ttft_s": ttft_s}, "admission": {"mode": "predictive"}}
+    settings.update(more)
     async with engines(prefill, *decoders):
         instances = [prefill.instance(), *[each.instance(max_batch=places) for each in decoders]]
         async with gateway(folder, instances, **settings) as running:
@@ -113,6 +119,28 @@ async def test_who_finds_no_place_while_its_time_lasts_is_told_why_and_its_kv_is
         assert decision.refused is RefusalReason.TBT
         assert decision.decode_wait_s is not None
         assert decision.decode_wait_s > 0
+
+
+async def test_who_waits_until_its_own_deadline_is_told_so_and_its_kv_is_freed(tmp_path: Path) -> None:
+    decode = decoder("d")
+    # Freeing takes longer than is left of the request's time: nobody waits for it any more.
+    decode.usual = Act(wait_s=0.5)
+    async with pool(tmp_path, [decode], request_timeout_s=1.0) as (running, prefill):
+        services = running.scheduler.services
+        now_s = services.clock.now_s()
+        place = Reservation("another's", None, 0.0, "d", 100, now_s, now_s + 1)
+        await services.ledger.reserve(place, Limits(), now_s)
+        services.ledger.prefill_finished(place.id, now_s)
+        late = await running.complete(**LONG)
+        assert is_error(late, 504)["code"] == "deadline"
+        freeing = await decode.leg()
+        assert freeing.body["max_tokens"] == 1
+        assert freeing.kv["transfer_id"] == prefill.legs[0].kv["transfer_id"]
+        await until(lambda: freeing.finished.is_set() or freeing.aborted.is_set())
+        assert not freeing.aborted.is_set()
+        assert holding(running) == 0
+        services.ledger.release(place.id, services.clock.now_s())
+        await running.settled()
 
 
 async def test_a_client_that_leaves_while_it_waits_gives_its_kv_back_and_takes_no_place(

@@ -115,8 +115,12 @@ asks = st.builds(
 )
 
 
-def conductor(name, seed, mode=AdmissionMode.PREDICTIVE, **settings_):
-    return Conductor(create(name, **settings_), Admission(mode), COSTS, random.Random(seed))
+def conductor(name, seed, mode=AdmissionMode.PREDICTIVE, fared=(), *, holding=False, **settings_):
+    admission = Admission(mode, holding=holding)
+    placer = Conductor(create(name, **settings_), admission, COSTS, random.Random(seed))
+    for need_tokens, wait_s, found in fared:
+        placer.waits.observe(need_tokens, wait_s, NOW_S, found=found)
+    return placer
 
 
 def decide(name, seed, ask, world, mode=AdmissionMode.PREDICTIVE, **settings_):
@@ -125,6 +129,17 @@ def decide(name, seed, ask, world, mode=AdmissionMode.PREDICTIVE, **settings_):
         return conductor(name, seed, mode, **settings_).decide(ask, world)
     except NoInstanceError:
         return None
+
+
+def with_room_to_decode(world):
+    """Where decode has none `kv-centric` walks further for one that has."""
+
+    def roomy(view):
+        return structs.replace(view, load=InstanceLoad(queued_s=view.load.queued_s, queued=view.load.queued))
+
+    return structs.replace(
+        world, prefill=[roomy(view) for view in world.prefill], decode=[roomy(view) for view in world.decode]
+    )
 
 
 def place(name, seed, ask, world, **settings_):
@@ -177,13 +192,7 @@ def test_algorithm_1_takes_the_least_ttft_of_those_that_have_a_partner(world, as
 @few
 @given(worlds(), asks, seeds)
 def test_kv_centric_is_never_predicted_to_be_worse_than_algorithm_1(world, ask, seed):
-    # Where decode has no room it may walk further for one that has; with room everywhere it never does.
-    def roomy(view):
-        return structs.replace(view, load=InstanceLoad(queued_s=view.load.queued_s, queued=view.load.queued))
-
-    world = structs.replace(
-        world, prefill=[roomy(view) for view in world.prefill], decode=[roomy(view) for view in world.decode]
-    )
+    world = with_room_to_decode(world)
     ours = place("kv-centric", seed, ask, world, disaggregation_threshold_tokens=2_048)
     paper = place("algorithm-1", seed, ask, world)
     if paper is not None:
@@ -223,6 +232,25 @@ def test_a_tighter_target_never_turns_a_refusal_into_an_admission(world, ask, na
 
 
 @few
+@given(
+    worlds(),
+    asks,
+    seeds,
+    st.lists(st.tuples(st.integers(1, 60_000), st.floats(0, 40), st.booleans()), max_size=80),
+    st.floats(0.05, 1),
+    st.floats(0.05, 1),
+)
+def test_nor_does_it_where_prefilled_requests_wait_for_a_place(world, ask, seed, fared, by, tbt_by):
+    slo = world.slo
+    tight = Slo(
+        None if slo.ttft_s is None else slo.ttft_s * by, None if slo.tbt_s is None else slo.tbt_s * tbt_by
+    )
+    options = {"fared": fared, "holding": True}
+    if isinstance(decide("kv-centric", seed, ask, structs.replace(world, slo=tight), **options), Placement):
+        assert isinstance(decide("kv-centric", seed, ask, world, **options), Placement)
+
+
+@few
 @given(worlds(), asks, policy_names, seeds)
 def test_mode_none_never_refuses(world, ask, name, seed):
     answer = place(name, seed, ask, world)
@@ -245,6 +273,7 @@ def test_an_idle_world_never_refuses(world, ask, name, seed, mode):
 @few
 @given(worlds(), asks, st.sampled_from(["algorithm-1", "cache-aware", "kv-centric"]), seeds)
 def test_another_idle_instance_never_makes_the_predicted_ttft_worse(world, ask, name, seed):
+    world = with_room_to_decode(world)
     before = place(name, seed, ask, world)
     if before is None:
         return

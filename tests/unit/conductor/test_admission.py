@@ -6,7 +6,7 @@ import pytest
 from msgspec import structs
 
 from mooncake_core.config.scheduler import AdmissionMode
-from mooncake_core.ledger import InstanceLoad, Limits, RefusalReason
+from mooncake_core.ledger import InstanceLoad, Limits, RefusalReason, Waiting
 from mooncake_scheduler.conductor.admission import Admission
 from mooncake_scheduler.conductor.conductor import Conductor
 from mooncake_scheduler.conductor.cost import CostModel, CostModels
@@ -263,3 +263,43 @@ def test_a_past_decision_is_explained_without_changing_the_next_one(policy):
         assert [each.instance for each in explained.considered] == ["a", "b"]
         assert [each.instance for each in explained.considered_decode] == ["d0", "d1"]
         assert structs.replace(explained, considered=(), considered_decode=()) == placement
+
+
+class TestBroughtForward:
+    """Two of 0.9 s wait. One of 1 s ends after both, at 2.8 s; promised 2 s, between them, at 1.9."""
+
+    QUEUE = structs.replace(
+        prefill("a"),
+        load=InstanceLoad(
+            queued_s=1.8, queued=2, waiting=(Waiting(0.0, 900_000, 100.0), Waiting(0.0, 900_000, 101.0))
+        ),
+    )
+
+    def decide(self, load, *, ttft_s, holding=False):
+        scene = world([self.QUEUE], [decode("d", load=load, max_batch=50)], ttft_s=ttft_s)
+        admission = Admission(AdmissionMode.PREDICTIVE, holding=holding)
+        placer = Conductor(create("kv-centric"), admission, CostModels(), random.Random(0))
+        return placer.decide(ask(), scene)
+
+    def test_decode_is_judged_when_the_promise_brings_it_there(self):
+        until_2_5_s = InstanceLoad(batch=50, kv_tokens=50_000, decode_ends=((24, 50, 50_000),))
+        assert isinstance(self.decide(until_2_5_s, ttft_s=3.0), Placement)
+        assert self.decide(until_2_5_s, ttft_s=2.0).reason is RefusalReason.TBT
+
+    def test_a_tighter_promise_is_no_way_around_decode_that_is_full_later(self):
+        from_2_2_s = InstanceLoad(arriving=50, kv_tokens=50_000, prefill_ends=((22, 50, 50_000),))
+        assert self.decide(from_2_2_s, ttft_s=3.0).reason is RefusalReason.TBT
+        assert self.decide(from_2_2_s, ttft_s=2.0).reason is RefusalReason.TBT
+
+    def test_what_is_predicted_for_decode_is_of_the_same_moment_as_its_ttft(self):
+        until_2_5_s = InstanceLoad(batch=30, kv_tokens=30_000, decode_ends=((24, 30, 30_000),))
+        answer = self.decide(until_2_5_s, ttft_s=2.0)
+        assert (answer.ttft_s, answer.promised_ttft_s) == (pytest.approx(1.9), 2.0)
+        assert answer.arrival.batch == 30
+        assert answer.tbt_s == pytest.approx(0.020 + 0.001 * 31 + 1e-6 * 31_100)
+
+    def test_it_may_have_to_wait_for_its_place(self):
+        until_1_95_s = InstanceLoad(batch=50, kv_tokens=50_000, decode_ends=((19, 50, 50_000),))
+        answer = self.decide(until_1_95_s, ttft_s=2.0, holding=True)
+        assert isinstance(answer, Placement)
+        assert answer.arrival.batch == 50
