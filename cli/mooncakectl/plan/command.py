@@ -79,6 +79,8 @@ def command(
         check_jitter(jitter_ms)
         if output is not None:
             check_writable("--output", output)
+        text = file.read_text(encoding="utf-8")
+        with_sizes(text, Size(1, 1))
         most = Size(max_prefill, max_decode)
         least = least_size(spec, requests, objectives, speed, jitter_ms)
         if not most.covers(least):
@@ -87,7 +89,6 @@ def command(
         report_error(str(error))
         raise typer.Exit(1) from None
 
-    text = file.read_text(encoding="utf-8")
     columns = SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn()
     with Progress(*columns, console=err, transient=True) as progress:
         task = progress.add_task("simulating", total=None)
@@ -107,7 +108,9 @@ def command(
     runs = f"{seeds} seeds" if seeds > 1 else "1 seed"
     title = " · ".join((trace.name, f"{speed:g}×", spec.policy, spec.admission.value, runs))
     if not as_json or chosen is None:
-        err.print(tries_table(trial.tries, chosen, title, unit))
+        kept = [each.size for each in trial.tries if not each.missed]
+        forbidden = [size for size in kept if not allowed(size)]
+        err.print(tries_table(trial.tries, chosen, title, unit, forbidden))
     if chosen is None:
         report_error(_none_does(trial, most))
         raise typer.Exit(1)
@@ -179,12 +182,14 @@ def _hopeless(least: Size, most: Size) -> str:
 
 
 def _none_does(trial: Trial, most: Size) -> str:
-    largest = next((each for each in trial.tries if each.size == most), None)
-    if largest is not None and largest.missed:
+    largest = next(each for each in trial.tries if each.size == most)
+    if all(each.missed for each in trial.tries):
+        fewer = ", ".join(str(each.size.prefill) for each in trial.tries if each.size != most)
         return (
             f"{most.prefill} prefill and {most.decode} decode instances, the most that may be, do not keep "
-            f"the SLO: {largest.missed}: allow more with --max-prefill and --max-decode (fewer prefill "
-            "instances where it is decode that is overrun), less --speed, or a weaker spec.slo"
+            f"the SLO: {largest.missed}"
+            + (f" (nor with {fewer} prefill instances, which hand decode less)" if fewer else "")
+            + ": allow more with --max-prefill and --max-decode, less --speed, or a weaker spec.slo"
         )
     return (
         "sizes keep the SLO, but none of them may be written: spec.coordination (gpuBudget, ratio) forbids "

@@ -15,8 +15,11 @@ def with_sizes(text: str, size: Size) -> str:
     Args:
         text: YAML that is a valid manifest with one MooncakeCluster, which has one pool of each kind.
         size: what to write.
+
+    Raises:
+        ValueError: a number is shared through a YAML anchor: changed here, it would change elsewhere too.
     """
-    edits = []
+    edits: list[tuple[int, int, str]] = []
     for document in yaml.compose_all(text, Loader=yaml.SafeLoader):
         if _text(_value(document, "kind")) != "MooncakeCluster":
             continue
@@ -24,7 +27,15 @@ def with_sizes(text: str, size: Size) -> str:
         for field, count in (("prefillPools", size.prefill), ("decodePools", size.decode)):
             pools = _value(spec, field)
             assert isinstance(pools, yaml.SequenceNode)
-            edits.append(_edit(pools.value[0], count))
+            edit = _edit(pools.value[0], count)
+            shared = any(edit[:2] == other[:2] for other in edits)
+            if shared or text[edit[0] : edit[1]].startswith("&"):
+                line = text.count("\n", 0, edit[0]) + 1
+                raise ValueError(
+                    f"line {line}: replicas of spec.{field} are shared through a YAML anchor, and a plan "
+                    "gives each pool its own number: write the number in each pool"
+                )
+            edits.append(edit)
     for begin, end, new in sorted(edits, reverse=True):
         text = text[:begin] + new + text[end:]
     return text

@@ -32,7 +32,7 @@ class Prices:
 
 
 class NoSizeError(Exception):
-    """Even the largest size does not do."""
+    """Neither does the largest size do, nor one with fewer prefill instances."""
 
 
 def cheapest(
@@ -48,8 +48,9 @@ def cheapest(
     More instances are taken to be no worse: a size that fails rules out all that are smaller on both sides.
     The least of each side is found by halving, with the most of the other; where both at once are too few,
     the fewest decode instances are found for each count of prefill instances, as far as it can be cheaper,
-    and the cheapest of these pairs is taken. Where more instances did harm (a prefill pool that grows hands
-    decode more), the sizes next to the one found are tried all the same, and one that does is taken.
+    and the cheapest of these pairs is taken. Where more instances do harm (a prefill pool that grows hands
+    decode more), the sizes next to the one found are tried all the same, and one that does is taken; and
+    where the largest size fails, half of its prefill instances are tried, and half of those.
 
     Args:
         does: whether a size keeps the SLO; asked at most once for each.
@@ -68,8 +69,10 @@ def cheapest(
             tried[size] = does(size)
         return tried[size]
 
-    if not holds(most):
+    found = next((size for size in _fewer_prefill(least, most) if holds(size)), None)
+    if found is None:
         raise NoSizeError
+    most = found
     prefill = fewest(lambda count: holds(Size(count, most.decode)), least.prefill, most.prefill)
     decode = fewest(lambda count: holds(Size(most.prefill, count)), least.decode, most.decode)
     corner = Size(prefill, decode)
@@ -78,6 +81,15 @@ def cheapest(
         if allowed(size) and any(size.covers(each) for each in enough) and holds(size):
             return _smallest(size, holds, prices, allowed)
     raise NoSizeError
+
+
+def _fewer_prefill(least: Size, most: Size) -> Iterator[Size]:
+    """The largest size, and it with half of its prefill instances, again and again down to the least."""
+    prefill = most.prefill
+    while prefill > least.prefill:
+        yield Size(prefill, most.decode)
+        prefill = max(least.prefill, prefill // 2)
+    yield Size(prefill, most.decode)
 
 
 def _staircase(

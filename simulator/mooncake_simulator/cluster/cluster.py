@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from math import inf
 from typing import Literal
 
@@ -63,6 +64,12 @@ class ClusterSpec:
         for failure in self.failures:
             if failure.instance not in known:
                 raise ValueError(f"{failure.instance} cannot die: there are {', '.join(known)}")
+        for before, after in pairwise(sorted(self.failures, key=lambda each: (each.instance, each.at_s))):
+            if before.instance == after.instance and after.at_s <= before.back_s:
+                raise ValueError(
+                    f"{after.instance} cannot die at {after.at_s:g} s: it died at {before.at_s:g} s and is "
+                    f"back at {before.back_s:g} s (inf = never): let one end before the other begins"
+                )
         if not 0 <= self.load_age_s < inf:
             raise ValueError(f"load_age_s is a number of seconds, 0 or more, not {self.load_age_s}")
         if self.tiers is not None and self.fetch != "store":

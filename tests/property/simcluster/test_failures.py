@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import inf
 
 import pytest
 from hypothesis import given, settings
@@ -33,10 +34,18 @@ def traces(draw: st.DrawFn) -> list[Request]:
 
 
 @st.composite
-def failures(draw: st.DrawFn) -> Failure:
-    at_s = draw(st.floats(0, 30))
-    back_s = draw(st.just(float("inf")) | st.floats(0.01, 20).map(lambda after_s: at_s + after_s))
-    return Failure(draw(st.sampled_from(["p-0", "p-1", "d-0", "d-1"])), at_s, back_s)
+def failures(draw: st.DrawFn) -> tuple[Failure, ...]:
+    """Of each instance one after the other, written down in any order; after the last it may stay away."""
+    found = []
+    for instance in draw(st.lists(st.sampled_from(["p-0", "p-1", "d-0", "d-1"]), min_size=1, unique=True)):
+        back_s = 0.0
+        for _ in range(draw(st.integers(1, 2))):
+            at_s = back_s + draw(st.floats(0.01, 20))
+            back_s = at_s + draw(st.floats(0.01, 20))
+            found.append(Failure(instance, at_s, back_s))
+        if draw(st.booleans()):
+            found[-1] = replace(found[-1], back_s=inf)
+    return tuple(draw(st.permutations(found)))
 
 
 specs = st.builds(
@@ -49,7 +58,7 @@ specs = st.builds(
     tbt_target_s=st.sampled_from([None, 0.03, 0.1]),
     fetch=st.sampled_from(["none", "peer", "store"]),
     cache_tokens=st.sampled_from([40 * 512, None]),
-    failures=st.lists(failures(), min_size=1, max_size=4).map(tuple),
+    failures=failures(),
 )
 
 
@@ -123,5 +132,11 @@ def test_failures_that_cannot_be_are_refused_with_what_there_is() -> None:
         ClusterSpec(1, 1, failures=(Failure("p-7", 1.0),))
     with pytest.raises(ValueError, match="the second after the first"):
         Failure("p-0", 5.0, 5.0)
+    again = Failure("d-0", 4.0, 6.0), Failure("p-0", 2.0), Failure("d-0", 1.0, 5.0)
+    with pytest.raises(ValueError, match="d-0 cannot die at 4 s: it died at 1 s and is back at 5 s"):
+        ClusterSpec(1, 1, failures=again)
+    with pytest.raises(ValueError, match="p-0 cannot die at 3 s: it died at 2 s and is back at inf s"):
+        ClusterSpec(1, 1, failures=(Failure("p-0", 3.0, 4.0), Failure("p-0", 2.0)))
+    ClusterSpec(1, 1, failures=(Failure("p-0", 3.0, 4.0), Failure("p-0", 1.0, 2.0), Failure("d-0", 1.5)))
     with pytest.raises(ValueError, match="coupled engines"):
         ClusterSpec(2, 0, coupled="chunked", fetch="none", failures=(Failure("b-0", 1.0),))

@@ -40,7 +40,8 @@ def test_where_more_is_never_worse_nothing_cheaper_does_and_most_sizes_are_not_t
     if not good:
         with pytest.raises(NoSizeError):
             cheapest(does, prices, least=Size(1, 1), most=MOST)
-        assert asked == [MOST]
+        # The largest, and half of its prefill instances with all of decode, again and again.
+        assert asked == [MOST, Size(4, 7), Size(2, 7), Size(1, 7)]
         return
     found = cheapest(does, prices, least=Size(1, 1), most=MOST)
     assert found in good
@@ -59,6 +60,16 @@ def test_where_more_can_do_harm_what_is_found_still_does_and_no_instance_can_be_
     found = cheapest(good.__contains__, prices, least=Size(1, 1), most=MOST)
     assert found in good
     assert not any(size in good for size in _smaller(found))
+
+
+@given(st.integers(1, 9), st.integers(1, 7), prices)
+def test_where_the_largest_hands_decode_too_much_fewer_prefill_instances_are_tried(
+    most_prefill: int, least_decode: int, prices: Prices
+) -> None:
+    def does(size: Size) -> bool:
+        return size.prefill <= most_prefill and size.decode >= least_decode
+
+    assert cheapest(does, prices, least=Size(1, 1), most=MOST) == Size(1, least_decode)
 
 
 @given(st.sampled_from(sizes), prices)

@@ -130,6 +130,7 @@ def test_a_first_token_sooner_than_any_prompt_can_be_computed_is_no_size_s_fault
         "300 prefill and 8 decode instances, the most that may be, do not keep the SLO: TTFT kept for"
         in complained
     )
+    assert "(nor with 150, 75, 37, 18, 9, 4, 2, 1 prefill instances, which hand decode less)" in complained
 
 
 def test_without_a_promise_there_is_nothing_to_plan_for(trace: Path, tmp_path: Path) -> None:
@@ -153,6 +154,30 @@ def test_sizes_that_the_manifest_s_own_rules_forbid_are_not_chosen(trace: Path, 
     assert code == 0, said
     found = json.loads(printed)
     assert found["prefill"] == found["decode"]
+    _, _, said = _run("-f", manifest, "--trace", trace, "--speed", "20", "--max-prefill", "20")
+    verdicts = dict(line.split(maxsplit=1) for line in said.splitlines() if "+" in line.split(" ")[0])
+    keeping = {size: said for size, said in verdicts.items() if "keeps" in said}
+    assert len(keeping) > 1
+    for size, verdict in keeping.items():
+        prefill, decode = size.split("+")
+        assert ("not allowed" in verdict) == (prefill != decode), verdict
+
+
+SHARED = {
+    "of both pools": "prefillPools: [{name: p, replicas: &n 2}]\n  decodePools: [{name: d, replicas: *n}]",
+    "with something else": "prefillPools: [{name: p, replicas: 2}]\n  decodePools: [{name: d, replicas: *n}]",
+    "of the whole list": "prefillPools: &all [{name: p, replicas: 2}]\n  decodePools: *all",
+}
+
+
+@pytest.mark.parametrize("name", SHARED)
+def test_a_number_that_pools_share_through_an_anchor_is_told_with_its_line(name: str) -> None:
+    text = f"metadata: {{labels: {{n: &n 3}}}}\nspec:\n  {SHARED[name]}\nkind: MooncakeCluster\n"
+    if name == "of both pools":
+        text = text.replace("&n 3", "3")
+    where = "line 1" if name == "with something else" else "line 3"
+    with pytest.raises(ValueError, match=f"{where}: replicas of spec.* shared through a YAML anchor"):
+        with_sizes(text, Size(2, 1))
 
 
 MANIFESTS = {
