@@ -24,7 +24,7 @@ class Agenda:
             arguments: its arguments.
         """
         self._count += 1
-        heappush(self._heap, (max(time_s, self.now_s), self._count, do, arguments))
+        heappush(self._heap, (time_s if time_s > self.now_s else self.now_s, self._count, do, arguments))
 
     def run(self) -> None:
         """Do all there is to do, and what that leads to."""

@@ -11,9 +11,9 @@ from collections.abc import Callable
 from heapq import heapify, heappop, heappush
 from math import ceil, sqrt
 
-from mooncake_core.slo import worst_gaps_mean
 from mooncake_scheduler.conductor.cost import CostModel
 from mooncake_simulator.cluster.agenda import Agenda
+from mooncake_simulator.cluster.gaps import Run, worst_gaps_mean_of
 from mooncake_simulator.cluster.series import Series
 
 _RUNS_KEPT = 512
@@ -31,7 +31,7 @@ class Member:
     """
 
     __slots__ = (
-        "cached_tokens", "done", "entered", "gaps_s", "joined", "left_s", "mark_s", "prompt_tokens", "since",
+        "before", "cached_tokens", "done", "entered", "joined", "left_s", "mark_s", "prompt_tokens", "since",
         "steps",
     )  # fmt: skip
 
@@ -49,8 +49,8 @@ class Member:
         self.joined = joined
         self.done = done
         self.entered = False
-        self.gaps_s: list[float] = []
-        """Gaps that are not those of the batch's runs."""
+        self.before: list[Run] = []
+        """What it went through that is not among the batch's runs since it came in."""
         self.left_s: float | None = None
         """When it was put off."""
         self.mark_s = 0.0
@@ -88,7 +88,7 @@ class Batch:
         self._steps = 0
         self._stalled_s = 0.0
         """What those who decode have waited since the last step."""
-        self._runs: list[tuple[float, float, int]] = []
+        self._runs: list[Run] = []
         self._dropped_runs = 0
         self._idle = True
         self._plan = 0
@@ -220,7 +220,7 @@ class Batch:
             if member in self._fresh:
                 self._fresh.remove(member)
             else:
-                member.gaps_s = self._gaps_s(member)
+                member.before = self._lived_through(member)
                 member.left_s = self._agenda.now_s
             left = until - self._steps
             member.prompt_tokens += member.steps - left
@@ -258,7 +258,7 @@ class Batch:
         while leaving and leaving[0][0] <= self._steps:
             member = heappop(leaving)[2]
             self.context_tokens -= member.prompt_tokens + member.steps
-            member.done(worst_gaps_mean(self._gaps_s(member)))
+            member.done(worst_gaps_mean_of(self._lived_through(member)))
         self._trim()
         self._let_in()
 
@@ -273,14 +273,14 @@ class Batch:
                 if member.left_s is not None:
                     gap_s = self._began_s + self._gap_s - member.left_s
                     member.left_s = None
-                member.gaps_s.append(gap_s)
+                member.before.append(Run(gap_s, 0.0, 1))
         if own_run:
-            self._runs.append((self._stalled_s + self._gap_s, 0.0, 1))
+            self._runs.append(Run(self._stalled_s + self._gap_s, 0.0, 1))
             if steps > 1:
-                self._runs.append((self._gap_s + self._growth_s, self._growth_s, steps - 1))
+                self._runs.append(Run(self._gap_s + self._growth_s, self._growth_s, steps - 1))
             self._stalled_s = 0.0
         else:
-            self._runs.append((self._gap_s, self._growth_s, steps))
+            self._runs.append(Run(self._gap_s, self._growth_s, steps))
         self._fresh.clear()
         run_s = _run_s(steps, self._gap_s, self._growth_s)
         self.busy_s += run_s
@@ -290,14 +290,8 @@ class Batch:
         self.busy.add(began_s, began_s + took_s)
         self.kv_tokens.add(began_s, began_s + took_s, tokens)
 
-    def _gaps_s(self, member: Member) -> list[float]:
-        gaps_s = member.gaps_s
-        for gap_s, growth_s, steps in self._runs[member.since - self._dropped_runs :]:
-            if steps == 1:
-                gaps_s.append(gap_s)
-            else:
-                gaps_s.extend([gap_s + growth_s * step for step in range(steps)])
-        return gaps_s
+    def _lived_through(self, member: Member) -> list[Run]:
+        return member.before + self._runs[member.since - self._dropped_runs :]
 
     def _trim(self) -> None:
         """Forget the runs that nobody here lived through: memory stays flat."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import islice
 
+_NEW = object()
+
 
 class Residency:
     """The caches of several instances, by their number from 0.
@@ -50,17 +52,14 @@ class Residency:
         """
         held, bit, promised = self._held[instance], 1 << instance, self._promised
         for block in reversed(blocks):
-            if block in held:
-                del held[block]
-            else:
+            if held.pop(block, _NEW) is _NEW:
                 promised[block] = promised.get(block, 0) | bit
             held[block] = None
         capacity = self._capacities[instance]
         if capacity is None or len(held) <= capacity:
             return ()
         left = list(islice(held, len(held) - capacity))
-        for block in left:
-            self._forget(instance, block)
+        self._forget(instance, left)
         self.evictions += len(left)
         return left
 
@@ -73,22 +72,22 @@ class Residency:
 
     def clear(self, instance: int) -> None:
         """The instance has lost all it held."""
-        for block in list(self._held[instance]):
-            self._forget(instance, block)
+        self._forget(instance, list(self._held[instance]))
 
     def holders(self, block: int, instances: int | None = None) -> int:
         """How many instances have a block, of the first so many or of all."""
         held = self._present.get(block, 0)
         return (held if instances is None else held & ((1 << instances) - 1)).bit_count()
 
-    def _forget(self, instance: int, block: int) -> None:
-        del self._held[instance][block]
+    def _forget(self, instance: int, blocks: Sequence[int]) -> None:
+        held, others = self._held[instance], ~(1 << instance)
+        for block in blocks:
+            del held[block]
         for masks in (self._promised, self._present):
-            left = masks.get(block, 0) & ~(1 << instance)
-            if left:
-                masks[block] = left
-            else:
-                masks.pop(block, None)
+            for block in blocks:
+                left = masks.pop(block, 0) & others
+                if left:
+                    masks[block] = left
 
     def _depths(self, masks: dict[int, int], blocks: Sequence[int]) -> list[int]:
         count = len(self._capacities)

@@ -278,13 +278,13 @@ class Simulation:
         if spec.fetch != "none":
             present = self.residency.present_depths(blocks)
             fetchable = list(held)
-            best = [spec.prefill] if spec.fetch == "store" else self._deepest(present, now_s)
+            # The store is the last holder.
+            source = spec.prefill if spec.fetch == "store" else self._deepest(present, now_s)
+            depth = present[source]
+            leaving = self.senders[source].flows(now_s) if source < spec.prefill else 0
             for number in range(spec.prefill):
-                source = next((each for each in best if each != number), -1)
-                if source >= 0 and present[source] > held[number]:
-                    sources[number], fetchable[number] = source, present[source]
-                    if source < spec.prefill:
-                        flows[number] = self.senders[source].flows(now_s)
+                if held[number] < depth:
+                    sources[number], fetchable[number], flows[number] = source, depth, leaving
             if self.tiers is not None:
                 cold = self.tiers.cold_blocks(blocks[: present[spec.prefill]])
                 on_ssd = [cold[-1] - cold[min(depth, len(cold) - 1)] for depth in held[: spec.prefill]]
@@ -308,13 +308,13 @@ class Simulation:
         ]
         return World(now_s, prefill, decode, self.costs, self.slo), sources
 
-    def _deepest(self, present: Sequence[int], now_s: float) -> list[int]:
-        """The two best to fetch from: deepest first, then the one with the fewest transfers leaving it."""
-        deepest = max(present)
-        if not deepest:
-            return []
-        order = sorted(range(len(present)), key=lambda n: (-present[n], self.senders[n].flows(now_s)))
-        return order[:2]
+    def _deepest(self, present: Sequence[int], now_s: float) -> int:
+        """The best to fetch from: of those that hold most, the one with the fewest transfers leaving it."""
+        most = max(present)
+        deepest = [number for number, depth in enumerate(present) if depth == most]
+        if len(deepest) == 1 or not most:
+            return deepest[0]
+        return min(deepest, key=lambda number: self.senders[number].flows(now_s))
 
     def store(self, instance: int, blocks: Sequence[int], turn: Turn | None) -> None:
         """An instance has written a prompt's KV to the shared store."""
@@ -328,20 +328,12 @@ class Simulation:
             self.tiers.dropped(dropped)
 
     def scene(self, placement: Placement, ask: Ask) -> World:
-        """A placement's two instances as they are now, the request itself left out of decode."""
+        """A placement's decode instance as it is now, without the request itself."""
         now_s = self.agenda.now_s
-        assert placement.prefill is not None
-        reservation = self.board.book.get(ask.id)
-        assert reservation is not None
-        first = self.board.load(placement.prefill.id, now_s)
-        last = without_arriving(self.board.load(placement.decode.id, now_s), reservation.reservation)
-        return World(
-            now_s,
-            [InstanceView(placement.prefill, first)],
-            [InstanceView(placement.decode, last)],
-            self.costs,
-            self.slo,
-        )
+        entry = self.board.book.get(ask.id)
+        assert entry is not None
+        load = without_arriving(self.board.load(placement.decode.id, now_s), entry.reservation)
+        return World(now_s, (), [InstanceView(placement.decode, load)], self.costs, self.slo)
 
 
 def _instance(spec: ClusterSpec, role: Role, number: int, profile: Profile) -> Instance:
