@@ -9,9 +9,9 @@ from collections.abc import Iterable, Sequence
 from heapq import merge
 from math import inf
 
-from mooncake_core.ledger.book import Book, Entry, microseconds, sorted_ends
+from mooncake_core.ledger.book import Book, Entry, microseconds
 from mooncake_core.ledger.contract import InstanceLoad, Limits, RefusalReason, Reservation, SeatLimits
-from mooncake_core.ledger.share import Ends, Share
+from mooncake_core.ledger.share import End, Ends, Share
 
 
 class Sum:
@@ -106,12 +106,12 @@ def _add_ends(all_ends: Sequence[Ends]) -> Ends:
     filled = [ends for ends in all_ends if ends]
     if len(filled) <= 1:
         return filled[0] if filled else ()
-    total: dict[int, tuple[int, int]] = {}
+    total: dict[int, End] = {}
     for ends in filled:
         for bucket, requests, kv_tokens in ends:
-            had_requests, had_tokens = total.get(bucket, (0, 0))
-            total[bucket] = (had_requests + requests, had_tokens + kv_tokens)
-    return sorted_ends(total)
+            _, had_requests, had_tokens = total.get(bucket, (bucket, 0, 0))
+            total[bucket] = (bucket, had_requests + requests, had_tokens + kv_tokens)
+    return tuple(sorted(total.values()))
 
 
 _IDLE = Sum((Share(),))
@@ -126,17 +126,19 @@ class Board:
         """Since when the oldest prefill under way is the oldest; absent = since it was handed over."""
         self._peers: dict[str, dict[str, Share]] = {}
         self._sums: dict[str, Sum] = {}
-        self._touched: set[str] = set()
+        self._touched = self.book.touched
+        """Instances whose sum does not hold any more."""
 
     def exceeded(self, reservation: Reservation, limits: Limits, now_s: float) -> RefusalReason | None:
         """Which bound a reservation would break, if any: queue first, then batch, then KV memory."""
-        self._add_up()
-        queue = reservation.prefill or reservation.decode
-        decode = self._sums.get(reservation.decode, _IDLE)
         if limits.queued_s != inf:
-            queued_us = self._sums.get(queue, _IDLE).queued_us(now_s, self.since_s.get(queue, 0.0))
+            queue = reservation.prefill or reservation.decode
+            queued_us = self._sum(queue).queued_us(now_s, self.since_s.get(queue, 0.0))
             if queued_us + microseconds(reservation.prefill_cost_s) > microseconds(limits.queued_s):
                 return RefusalReason.TTFT
+        if not limits.batch and not limits.kv_tokens:
+            return None
+        decode = self._sum(reservation.decode)
         if limits.batch and decode.promised + 1 > limits.batch:
             return RefusalReason.TBT
         if limits.kv_tokens and decode.kv_tokens + reservation.kv_tokens > limits.kv_tokens:
@@ -147,9 +149,8 @@ class Board:
         """Whether a prefill that is reserved now has to wait for its turn."""
         if reservation.waits_above_s == inf:
             return False
-        self._add_up()
         queue = reservation.prefill or reservation.decode
-        there = self._sums.get(queue, _IDLE)
+        there = self._sum(queue)
         queued_us = there.queued_us(now_s, self.since_s.get(queue, 0.0))
         return there.anybody_waits or queued_us > microseconds(reservation.waits_above_s)
 
@@ -177,8 +178,7 @@ class Board:
 
     def seat_exceeded(self, kv_tokens: int, decode: str, limits: SeatLimits) -> RefusalReason | None:
         """Which bound a request with so much KV would break at a decode instance; None when it fits."""
-        self._add_up()
-        there = self._sums.get(decode, _IDLE)
+        there = self._sum(decode)
         return limits.exceeded(there.batch, there.decoding_kv_tokens, kv_tokens)
 
     def drop(self, reservation_id: str, now_s: float) -> Entry | None:
@@ -192,8 +192,8 @@ class Board:
 
     def loads(self, now_s: float) -> dict[str, InstanceLoad]:
         """Load by instance; those without any are left out."""
-        if self.book.touched or self._touched:
-            self._add_up()
+        for instance in tuple(self._touched):
+            self._add_up(instance)
         since_s = self.since_s
         return {
             instance: total.at(now_s, since_s.get(instance, 0.0)) for instance, total in self._sums.items()
@@ -201,8 +201,7 @@ class Board:
 
     def load(self, instance: str, now_s: float) -> InstanceLoad:
         """The load of one instance."""
-        self._add_up()
-        return self._sums.get(instance, _IDLE).at(now_s, self.since_s.get(instance, 0.0))
+        return self._sum(instance).at(now_s, self.since_s.get(instance, 0.0))
 
     def hear(self, peer: str, shares: dict[str, Share]) -> None:
         """A peer said what it has promised."""
@@ -224,16 +223,20 @@ class Board:
         if entry.begun_s <= oldest_s:
             self.since_s[entry.queue] = now_s
 
-    def _add_up(self) -> None:
-        for touched in (self.book.touched, self._touched):
-            for instance in touched:
-                shares = [shares[instance] for shares in self._peers.values() if instance in shares]
-                own = self.book.share(instance)
-                if own is not None:
-                    shares.append(own)
-                if shares:
-                    self._sums[instance] = Sum(shares)
-                else:
-                    self._sums.pop(instance, None)
-                    self.since_s.pop(instance, None)
-            touched.clear()
+    def _sum(self, instance: str) -> Sum:
+        """What all have promised to an instance."""
+        if instance in self._touched:
+            self._add_up(instance)
+        return self._sums.get(instance, _IDLE)
+
+    def _add_up(self, instance: str) -> None:
+        self._touched.discard(instance)
+        shares = [shares[instance] for shares in self._peers.values() if instance in shares]
+        own = self.book.share(instance)
+        if own is not None:
+            shares.append(own)
+        if shares:
+            self._sums[instance] = Sum(shares)
+        else:
+            self._sums.pop(instance, None)
+            self.since_s.pop(instance, None)

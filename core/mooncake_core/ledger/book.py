@@ -6,14 +6,14 @@ tokens, so that sums are exact: what was added and taken away again leaves zero.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from math import inf
 
 import msgspec
 from msgspec.structs import replace
 
 from mooncake_core.ledger.contract import BUCKET_S, Reservation
-from mooncake_core.ledger.share import Ends, Queued, Share, Waiting
+from mooncake_core.ledger.share import End, Queued, Share, Waiting
 
 
 class Entry(msgspec.Struct, gc=False):
@@ -62,8 +62,8 @@ class _Tally:
         self.batch = 0
         self.arriving = 0
         self.kv_tokens = 0
-        self.prefill_ends: dict[int, tuple[int, int]] = {}
-        self.decode_ends: dict[int, tuple[int, int]] = {}
+        self.prefill_ends: dict[int, End] = {}
+        self.decode_ends: dict[int, End] = {}
         self.share: Share | None = None
 
     @property
@@ -71,21 +71,14 @@ class _Tally:
         return not (self.queue or self.waiting or self.batch or self.arriving)
 
 
-def _count(ends: dict[int, tuple[int, int]], bucket: int, requests: int, kv_tokens: int) -> None:
+def _count(ends: dict[int, End], bucket: int, requests: int, kv_tokens: int) -> None:
     had = ends.get(bucket)
     if had is None:
-        ends[bucket] = (requests, kv_tokens)
-    elif had[0] + requests:
-        ends[bucket] = (had[0] + requests, had[1] + kv_tokens)
+        ends[bucket] = (bucket, requests, kv_tokens)
+    elif had[1] + requests:
+        ends[bucket] = (bucket, had[1] + requests, had[2] + kv_tokens)
     else:
         del ends[bucket]
-
-
-def sorted_ends(ends: Mapping[int, tuple[int, int]]) -> Ends:
-    """The counts as they travel: by bucket."""
-    if len(ends) <= 1:
-        return tuple([(bucket, *counts) for bucket, counts in ends.items()])
-    return tuple([(bucket, *ends[bucket]) for bucket in sorted(ends)])
 
 
 class Book:
@@ -256,8 +249,8 @@ class Book:
                 tally.batch,
                 tally.arriving,
                 tally.kv_tokens,
-                sorted_ends(tally.prefill_ends),
-                sorted_ends(tally.decode_ends),
+                tuple(sorted(tally.prefill_ends.values())),
+                tuple(sorted(tally.decode_ends.values())),
                 tuple(tally.waiting.values()),
                 tally.queued_tokens,
             )

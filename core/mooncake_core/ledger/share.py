@@ -23,8 +23,10 @@ class Waiting(NamedTuple):
     """When it has to have ended, as promised; inf = nothing was promised."""
 
 
-Ends: TypeAlias = tuple[tuple[int, int, int], ...]
-"""(bucket, requests, KV tokens), by bucket"""
+End: TypeAlias = tuple[int, int, int]
+"""(bucket, requests, KV tokens)"""
+Ends: TypeAlias = tuple[End, ...]
+"""By bucket."""
 
 
 class Share(msgspec.Struct, frozen=True, array_like=True):
