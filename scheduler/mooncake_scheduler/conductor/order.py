@@ -67,10 +67,15 @@ class QueueOrder(msgspec.Struct, frozen=True):
             newcomer: With the promise that is to be given to it, or none (inf).
             now_s: The moment.
         """
-        handed_over_s = load.handed_over_s
-        if not load.waiting:
+        waiting, handed_over_s = load.waiting, load.handed_over_s
+        if not waiting:
             return Joined(handed_over_s, 0)
-        sequence = self.sequence((*load.waiting, newcomer), now_s + handed_over_s)
+        if newcomer.latest_end_s == inf and all([each.latest_end_s == inf for each in waiting]):
+            # Where nothing is promised the rank alone decides, and nobody has to be sorted for one place.
+            rank = self._rank(newcomer)
+            ahead = [each.cost_us for each in waiting if self._rank(each) <= rank]
+            return Joined(handed_over_s + sum(ahead) / 1e6, len(waiting) - len(ahead))
+        sequence = self.sequence((*waiting, newcomer), now_s + handed_over_s)
         at = next(at for at, each in enumerate(sequence) if each is newcomer)
         return Joined(
             handed_over_s + sum([each.cost_us for each in sequence[:at]]) / 1e6, len(sequence) - at - 1
@@ -130,7 +135,7 @@ def _least_slack_s(sequence: Sequence[Waiting], begin_s: float) -> float:
     least_s, end_s = inf, begin_s
     for each in sequence:
         end_s += each.cost_us / 1e6
-        if each.latest_end_s != inf:
+        if each.latest_end_s - end_s < least_s:
             least_s = min(least_s, _due_s(each, begin_s) - end_s)
     return least_s
 

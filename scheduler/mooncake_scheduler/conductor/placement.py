@@ -10,7 +10,6 @@ from math import inf
 from typing import NamedTuple, TypeVar
 
 import msgspec
-from msgspec.structs import replace
 
 from mooncake_core.ledger import Waiting
 from mooncake_core.registry import Instance, Role
@@ -104,22 +103,18 @@ def in_order(
     """An estimate for an instance where turns are taken in an order.
 
     Args:
-        estimate: As if it came last.
+        estimate: As if it came last, which is right where nobody waits.
         order: In which turns are taken.
         now_s: The moment.
         drain_s: Of the prefill, what keeps nobody behind it waiting (`CostModel.drain_s`).
     """
-    load = estimate.view.load
-    if not load.waiting:
-        return estimate
-    occupied_s = estimate.prefill_s - drain_s
-    joined = order.join(load, Waiting(now_s, int(occupied_s * 1e6), inf), now_s)
-    return replace(
-        estimate,
-        ttft_s=estimate.transfer_s + joined.queue_s + estimate.prefill_s,
-        queue_s=joined.queue_s,
-        delay_s=occupied_s * joined.behind,
-    )
+    view, transfer_s, prefill_s = estimate.view, estimate.transfer_s, estimate.prefill_s
+    occupied_s = prefill_s - drain_s
+    queue_s, behind = order.join(view.load, Waiting(now_s, int(occupied_s * 1e6), inf), now_s)
+    return PrefillEstimate(
+        transfer_s + queue_s + prefill_s, queue_s, transfer_s, prefill_s, estimate.prefix_tokens,
+        estimate.fetch_tokens, view, occupied_s * behind,
+    )  # fmt: skip
 
 
 def exceeds_ratio(view: InstanceView, threshold: float) -> bool:

@@ -103,7 +103,7 @@ class KvCentric:
                 fetched = estimate_fetched(ask, view, model)
                 if fetched.ttft_s <= estimate.ttft_s:
                     estimate = fetched
-            if order is not None and view.instance.role is not _BOTH:
+            if order is not None and view.load.waiting and view.instance.role is not _BOTH:
                 drain_s = 0.0
                 if model.stages > 1:
                     drain_s = model.drain_s(ask.prompt_tokens, estimate.prefix_tokens)
@@ -122,10 +122,11 @@ class KvCentric:
         left = estimates
         without_room: tuple[PrefillEstimate, InstanceView, DecodeEstimate] | None = None
         while left:
-            limit_s = min([each.rank_s for each in left]) * self._window
+            ranks_s = [each.rank_s for each in left]
+            limit_s = min(ranks_s) * self._window
             tied: dict[object, list[PrefillEstimate]] = {}
-            for each in left:
-                if each.rank_s <= limit_s:
+            for each, rank_s in zip(left, ranks_s, strict=True):
+                if rank_s <= limit_s:
                     tied.setdefault(_group(each), []).append(each)
             choices = [
                 (pick_tied(group, chance), *side)
