@@ -34,6 +34,7 @@ from mooncake_scheduler.gateway.health import Probes
 from mooncake_scheduler.gateway.holding import HoldingPlace
 from mooncake_scheduler.gateway.http1 import HttpServer, ServerLimits
 from mooncake_scheduler.gateway.placement import Placer
+from mooncake_scheduler.gateway.rebinding import LateBinding
 from mooncake_scheduler.gateway.residency import LocalResidency, SharedResidency
 from mooncake_scheduler.gateway.roster import Roster
 from mooncake_scheduler.gateway.services import Services
@@ -235,6 +236,7 @@ class Scheduler:
     async def _tick(self) -> None:
         """Deadlines, turns, and how late the loop is."""
         lag, turns = self.services.metrics.loop_lag_s, self.services.turns
+        late_binding = self.services.late_binding
         expected_s = time.monotonic() + TICK_S
         while True:
             await asyncio.sleep(TICK_S)
@@ -244,6 +246,8 @@ class Scheduler:
                 self.datapath.expire(now_s)
                 if turns is not None:
                     turns.look_everywhere()
+                if late_binding is not None:
+                    late_binding.look(now_s)
             except Exception:
                 # Without deadlines and turns nothing would ever end.
                 _log.exception("deadlines or turns failed")
@@ -281,6 +285,9 @@ def build_scheduler(config: SchedulerConfig) -> Scheduler:
     decisions = Decisions()
     turns = None if conductor.order is None else Turns(conductor.order, ledger, roster, clock)
     placer = Placer(conductor, roster, ledger, clock, config.slo, local_reserve, metrics, turns)
+    late_binding = None
+    if turns is not None and conductor.rebinding is not None:
+        late_binding = LateBinding(conductor.rebinding, turns, placer, roster, ledger, clock)
     services = Services(
         config=config,
         clock=clock,
@@ -295,6 +302,7 @@ def build_scheduler(config: SchedulerConfig) -> Scheduler:
         holding=HoldingPlace(placer, ledger, clock, None if shared is None else shared.ledger.seat_locally),
         shared_index=None if shared is None else shared.index,
         turns=turns,
+        late_binding=late_binding,
     )
     return Scheduler(config, services, keys, admin_token, shared, parity)
 

@@ -113,6 +113,7 @@ class GatewayMetrics:
         self.goodput = 0
         self.unjudged = 0
         self.wasted_prefills = 0
+        self.moves = 0
         self.prompt_tokens = 0
         self.cached_tokens = 0
         self.output_tokens = 0
@@ -134,6 +135,10 @@ class GatewayMetrics:
     def overhead(self, seconds: float) -> None:
         """From the last byte of a request to its reservation, wall seconds."""
         self.overhead_s.observe(seconds)
+
+    def moved(self) -> None:
+        """A prefill that waited for its turn was bound to another instance."""
+        self.moves += 1
 
     def wasted_prefill(self) -> None:
         """Decode refused a request whose prompt was computed."""
@@ -265,6 +270,7 @@ class GatewayMetrics:
         for name, text, value in (
             ("mooncake_goodput", "Requests completed within the targets.", self.goodput),
             ("mooncake_goodput_unjudged", "Requests completed whose times nothing showed.", self.unjudged),
+            ("mooncake_prefill_moves", "Prefills bound to another instance while they waited.", self.moves),
             ("mooncake_wasted_prefills", "Prompts computed that decode refused.", self.wasted_prefills),
             ("mooncake_prompt_tokens", "Prompt tokens of legs that prefilled.", self.prompt_tokens),
             ("mooncake_cached_tokens", "Of these, tokens that were not computed.", self.cached_tokens),

@@ -189,6 +189,36 @@ class Book:
         self._join_ends(entry, decode, now_s)
         return entry
 
+    def move(self, reservation: Reservation) -> Entry | None:
+        """Let a prefill that waits for its turn wait at another instance; None when it does not wait.
+
+        Args:
+            reservation: As the one of the same id, but for its prefill, what that costs and when it ends.
+        """
+        entry = self._entries.get(reservation.id)
+        if entry is None or not entry.prefilling or entry.begun_s != inf:
+            return None
+        if (reservation.decode, reservation.kv_tokens) != (
+            entry.reservation.decode, entry.reservation.kv_tokens,
+        ):  # fmt: skip
+            raise ValueError(f"reservation {reservation.id}: only its prefill can be moved")
+        self._leave_queue(entry)
+        decode = self._tally(reservation.decode)
+        self._leave_arriving(entry, decode)
+        self._leave_ends(entry, decode)
+        entry.reservation = reservation
+        entry.cost_us = max(1, microseconds(reservation.prefill_cost_s))
+        entry.arrival_bucket = bucket_of(reservation.prefill_end_s)
+        entry.decode_bucket = bucket_of(reservation.decode_end_s)
+        queue = self._tally(entry.queue)
+        queue.waiting[reservation.id] = Waiting(entry.reserved_s, entry.cost_us, reservation.latest_end_s)
+        # It keeps its age, and those that wait stand by that.
+        queue.waiting = dict(sorted(queue.waiting.items(), key=lambda each: each[1]))
+        queue.queued_tokens += reservation.prefill_tokens
+        self._join_arriving(entry, decode)
+        _count(decode.decode_ends, entry.decode_bucket, 1, reservation.kv_tokens)
+        return entry
+
     def seat(self, reservation_id: str, decode: str, now_s: float) -> Entry | None:
         """Give a request that waits its place at a decode instance, maybe another one than was promised.
 

@@ -139,6 +139,22 @@ class Ledger(Protocol):
     def waiting(self, reservation_id: str) -> Waiting | None:
         """What decides the turn of an own prefill; None when it does not wait for one."""
 
+    async def move(self, reservation: Reservation, ahead_s: float, now_s: float) -> bool:
+        """Let a prefill that waits for its turn wait at another instance, if nobody waits there: atomic.
+
+        Args:
+            reservation: As the one of the same id, but for its prefill, what that costs and when it ends.
+            ahead_s: Most seconds of prefill still ahead there.
+            now_s: The moment. The age by which it waits stays that of its reservation.
+
+        Returns:
+            Whether there was room; otherwise it waits on where it did. There is none where a prefill overruns
+            its prediction: nobody knows when it will end.
+
+        Raises:
+            LookupError: no such reservation waits for its turn.
+        """
+
     def prefill_begun(self, reservation_id: str, now_s: float) -> None:
         """The turn of a prefill that `waits` has come: it was handed to its instance. Idempotent."""
 

@@ -30,6 +30,13 @@ class MemoryLedger:
     def waiting(self, reservation_id: str) -> Waiting | None:
         return self._board.book.waiting(reservation_id)
 
+    async def move(self, reservation: Reservation, ahead_s: float, now_s: float) -> bool:
+        self._board.in_line(reservation.id)
+        room = self._board.has_room(reservation.prefill or reservation.decode, ahead_s, now_s)
+        if room:
+            self._board.book.move(reservation)
+        return room
+
     def prefill_begun(self, reservation_id: str, now_s: float) -> None:
         self._board.begin_prefill(reservation_id, now_s)
 

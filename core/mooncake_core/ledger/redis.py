@@ -21,6 +21,7 @@ from mooncake_core.ledger.scripts import (
     END,
     KV_FULL,
     LEAVE,
+    MOVE,
     POST,
     QUEUE_FULL,
     RESERVE,
@@ -144,6 +145,31 @@ class RedisLedger:
     def waiting(self, reservation_id: str) -> Waiting | None:
         return self._board.book.waiting(reservation_id)
 
+    async def move(self, reservation: Reservation, ahead_s: float, now_s: float) -> bool:
+        """As the contract says.
+
+        Raises:
+            ConnectionError: Redis is away or too slow; it waits on where it did.
+            LookupError: no such reservation waits for its turn.
+        """
+        entry = self._board.in_line(reservation.id)
+        for _ in range(2):
+            await self._post_if_unsure()
+            generation = self._generation
+            reply = await self._ask(MOVE, self._move_arguments(entry, reservation, ahead_s, now_s))
+            if reply != STALE:
+                break
+            self._unsure = self._unsure or generation == self._generation
+        if reply == QUEUE_FULL:
+            return False
+        taken = reply == TAKEN and self._board.book.move(reservation) is not None
+        if not taken or generation != self._generation:
+            # Redis is not as the own table is: replaced meanwhile, or the request ended while it was asked.
+            self._unsure = True
+        if reply != TAKEN:
+            raise ConnectionError("the ledger's table is being replaced faster than it can be used")
+        return True
+
     def prefill_begun(self, reservation_id: str, now_s: float) -> None:
         entry = self._board.begin_prefill(reservation_id, now_s)
         if entry is None:
@@ -260,6 +286,21 @@ class RedisLedger:
             -1 if reservation.waits_above_s == inf else microseconds(reservation.waits_above_s),
         )
         return await self._ask(RESERVE, arguments), generation
+
+    def _move_arguments(
+        self, entry: Entry, reservation: Reservation, ahead_s: float, now_s: float
+    ) -> tuple[object, ...]:
+        return (
+            self.incarnation,
+            self._generation,
+            reservation.id,
+            repr(now_s),
+            entry.queue,
+            entry.cost_us,
+            reservation.prefill or reservation.decode,
+            max(1, microseconds(reservation.prefill_cost_s)),
+            microseconds(ahead_s),
+        )
 
     def _seat_arguments(self, entry: Entry, decode: str, limits: SeatLimits) -> tuple[object, ...]:
         return (

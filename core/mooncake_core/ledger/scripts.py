@@ -24,7 +24,7 @@ from mooncake_core.resp import Script
 STALE = 9
 """Reply of a script whose incarnation was reaped, or whose table was posted again since."""
 TAKEN, QUEUE_FULL, BATCH_FULL, KV_FULL, TAKEN_AND_WAITS = 0, 1, 2, 3, 4
-"""Replies of RESERVE and SEAT."""
+"""Replies of RESERVE, MOVE and SEAT."""
 
 _STRIKE = """
 local function head(inst)
@@ -93,6 +93,36 @@ return taken
 """ARGV: inc, gen, reservation, queue instance, cost in microseconds, decode instance, KV tokens, now in
 seconds, then the bounds: queued microseconds (-1 = none), batch (0 = none), KV tokens (0 = none); at last
 the queued microseconds above which it waits for its turn (-1 = it never does)."""
+
+MOVE = Script(
+    """
+local p, inc, gen, rid, now, was, was_cost, queue, cost, most_ahead = KEYS[1], unpack(ARGV)
+local row, name = p .. 'row:' .. inc, p .. 'queue:' .. queue
+if redis.call('HGET', row, 'gen') ~= gen then return 9 end
+local first = redis.call('ZRANGE', name, 0, 0, 'WITHSCORES')
+if first[1] then
+  local last = redis.call('ZRANGE', name, -1, -1, 'WITHSCORES')
+  if last[2] == 'inf' then return 1 end
+  local queued = 0
+  for _, each in ipairs(redis.call('SMEMBERS', p .. 'incs')) do
+    queued = queued + tonumber(redis.call('HGET', p .. 'row:' .. each, 'q:' .. queue) or 0)
+  end
+  local since = tonumber(redis.call('HGET', p .. 'since', queue) or 0)
+  local ran = math.floor((tonumber(now) - math.max(since, tonumber(first[2]))) * 1e6 + 0.5)
+  queued = queued - math.min(tonumber(string.match(first[1], '|(%d+)$')), math.max(0, ran))
+  if queued <= 0 or queued > tonumber(most_ahead) then return 1 end
+end
+local line = p .. 'queue:' .. was
+redis.call('ZREM', line, inc .. '|' .. rid .. '|' .. was_cost)
+if redis.call('EXISTS', line) == 0 then redis.call('HDEL', p .. 'since', was) end
+if redis.call('HINCRBY', row, 'q:' .. was, -was_cost) == 0 then redis.call('HDEL', row, 'q:' .. was) end
+redis.call('ZADD', name, '+inf', inc .. '|' .. rid .. '|' .. cost)
+redis.call('HINCRBY', row, 'q:' .. queue, cost)
+return 0
+"""
+)
+"""ARGV: inc, gen, reservation, now, the instance where it waits and its cost there in microseconds, the one
+where it is to wait, its cost there, and most microseconds that may be ahead of it there."""
 
 BEGIN = Script(
     """

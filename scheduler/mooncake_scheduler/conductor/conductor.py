@@ -29,6 +29,7 @@ from mooncake_scheduler.conductor.model import (
 )
 from mooncake_scheduler.conductor.order import QueueOrder
 from mooncake_scheduler.conductor.output import OutputPrediction
+from mooncake_scheduler.conductor.rebinding import PrefillAt, Rebinding
 from mooncake_scheduler.conductor.waiting import PlaceWaits
 
 _Propose: TypeAlias = Callable[[Ask, World, Chance], Iterator[Placement]]
@@ -69,6 +70,11 @@ class Conductor:
         self.policy = policy
         self.order: QueueOrder | None = getattr(policy, "order", None)
         """In which prefills take turns at an instance; None = as they came."""
+        self.rebinding: Rebinding | None = None
+        """Whether one that waits for its turn had better take it elsewhere; None = it stays where it is."""
+        prefill_at: PrefillAt | None = getattr(policy, "prefill_at", None)
+        if self.order is not None and prefill_at is not None:
+            self.rebinding = Rebinding(prefill_at, self.order)
         self.admission = replace(admission, order=self.order)
         self.costs = costs
         self.fair_share = FairShare(weights)

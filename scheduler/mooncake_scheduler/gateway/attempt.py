@@ -13,9 +13,10 @@ import msgspec
 import structlog
 
 from mooncake_core.index import Tier
-from mooncake_core.ledger import RefusalReason
+from mooncake_core.ledger import RefusalReason, Waiting
 from mooncake_scheduler.conductor.cost import Sent
 from mooncake_scheduler.conductor.model import Placement
+from mooncake_scheduler.conductor.rebinding import Move
 from mooncake_scheduler.gateway import engines
 from mooncake_scheduler.gateway.answers import usage_of, with_cached_tokens, without_kv_params
 from mooncake_scheduler.gateway.errors import ErrorAnswer
@@ -24,6 +25,7 @@ from mooncake_scheduler.gateway.http1.heads import JSON, header
 from mooncake_scheduler.gateway.job import Job
 from mooncake_scheduler.gateway.legs import Leg, StreamLeg
 from mooncake_scheduler.gateway.lifecycle import Phase, Setback
+from mooncake_scheduler.gateway.rebinding import Binding
 from mooncake_scheduler.gateway.roster import Member
 from mooncake_scheduler.gateway.sending import Failure, Sending, Staged
 from mooncake_scheduler.gateway.services import Services
@@ -77,10 +79,10 @@ class Attempt(Sending):
             if prefill is None or not engines.pairs(prefill.instance, decode.instance):
                 self._needs_no_turn()
                 return await self._whole(decode)
-            gone = await self._turn(prefill)
-            if gone is not None:
-                return gone
-            staged = await self._prefill(prefill)
+            turn = await self._turn(prefill)
+            if isinstance(turn, Failure):
+                return turn
+            staged = await self._prefill(turn)
             if isinstance(staged, Failure):
                 return staged
             self._check_decode(staged)
@@ -212,24 +214,53 @@ class Attempt(Sending):
 
     # -- its turn
 
-    async def _turn(self, member: Member) -> Failure | None:
-        """Wait until the prefill is to be handed to its instance; most often that is now."""
+    async def _turn(self, member: Member) -> Member | Failure:
+        """Wait until the prefill is to be handed to its instance; most often that is now.
+
+        Returns:
+            That instance: where it waited, it may be another one by then.
+        """
         job, services = self._job, self._services
         turns = services.turns
         waiting = None if turns is None else services.ledger.waiting(job.ask.id)
         if turns is None or waiting is None:
-            return None
+            return member
         job.limit(services.config.prefill_timeout_s)
+        # Of another attempt it is not known here which instances failed it.
+        movable = services.late_binding is not None and job.decision.attempts == 1
+        binding = Binding(job.ask, self._placement, job.depths) if movable else None
         began_s = time.monotonic()
         try:
-            queue_s = await turns.wait(job.flow, member, job.ask.id, waiting)
+            turn = await turns.wait(job.flow, member, job.ask.id, waiting, binding)
+            while isinstance(turn, Move):
+                assert binding is not None
+                moved = await self._moved(member, binding, turn)
+                if moved is None:
+                    return Failure(None, Setback.GONE, job.phase)
+                member, waiting = moved
+                turn = await turns.wait(job.flow, member, job.ask.id, waiting, binding)
         finally:
             services.accounting.held(job, time.monotonic() - began_s)
-        if queue_s is None:
+        if turn is None:
             return Failure(member, Setback.GONE, job.phase)
-        services.accounting.turn_came(job, self._placement, queue_s)
+        services.accounting.turn_came(job, self._placement, turn)
         job.limit(services.config.dispatch_timeout_s)
-        return None
+        return member
+
+    async def _moved(self, member: Member, binding: Binding, move: Move) -> tuple[Member, Waiting] | None:
+        """Where it waits after another instance was offered; None where that one has left meanwhile."""
+        job, services = self._job, self._services
+        late_binding = services.late_binding
+        assert late_binding is not None
+        if await late_binding.take(binding, move, time.monotonic()):
+            self._placement = job.placement = job.decision.placement = binding.placement
+            services.metrics.moved()
+        prefill = self._placement.prefill
+        waiting = services.ledger.waiting(job.ask.id)
+        assert prefill is not None
+        assert waiting is not None
+        there = services.roster.members.get(prefill.id)
+        return None if there is None else (there, waiting)
 
     def _needs_no_turn(self) -> None:
         """It is served without the prefill instance, where others would wait for its turn to pass."""

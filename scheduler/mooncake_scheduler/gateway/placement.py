@@ -194,6 +194,10 @@ class Placer:
             views.append(InstanceView(instance, self._with_foreign(instance.id, load)))
         return World(now_s, views[:1], views[1:], world.cost, world.slo)
 
+    def view(self, instance: Instance, depths: Mapping[str, Depth]) -> InstanceView:
+        """What is known of one instance now, for a prompt that others hold so deep (in blocks)."""
+        return self._view(instance, self.ledger.loads(self.clock.now_s()), depths)
+
     def load(self, instance_id: str, now_s: float) -> InstanceLoad:
         """The load of one instance, strangers' work included."""
         return self._with_foreign(instance_id, self.ledger.load(instance_id, now_s))

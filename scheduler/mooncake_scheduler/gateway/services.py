@@ -15,6 +15,7 @@ from mooncake_scheduler.gateway.holding import HoldingPlace
 from mooncake_scheduler.gateway.ids import RequestIds
 from mooncake_scheduler.gateway.lifecycle import RetryBudget
 from mooncake_scheduler.gateway.placement import Placer
+from mooncake_scheduler.gateway.rebinding import LateBinding
 from mooncake_scheduler.gateway.residency import LocalResidency, SharedResidency
 from mooncake_scheduler.gateway.roster import Roster
 from mooncake_scheduler.gateway.tokens import Tokens
@@ -43,6 +44,8 @@ class Services:
     shared_index: RedisIndex | None = None
     turns: Turns | None = None
     """Where prefills wait for their turns; None = engines take them as they come."""
+    late_binding: LateBinding | None = None
+    """What moves those who wait; None = they stay where they are."""
 
     def counts(self) -> list[tuple[str, str, int]]:
         """What the index in use and the tokenising have counted: metric name, text, value."""

@@ -8,7 +8,8 @@ instance is free, or it would stand idle between the prefills of two schedulers.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from mooncake_core.ledger import Ledger, Waiting
 from mooncake_core.registry import InstanceState
@@ -17,6 +18,10 @@ from mooncake_scheduler.conductor.order import QueueOrder
 from mooncake_scheduler.gateway.breaker import BreakerState
 from mooncake_scheduler.gateway.flow import Flow, park
 from mooncake_scheduler.gateway.roster import Member, Roster
+
+if TYPE_CHECKING:
+    from mooncake_scheduler.conductor.rebinding import Move
+    from mooncake_scheduler.gateway.rebinding import Binding
 
 LEAD_S = 0.1
 """Wall seconds before an instance is free at which the next prefill is handed to it."""
@@ -27,19 +32,27 @@ PATIENCE_S = 0.25
 to hear of its hand-over, and far shorter than it takes to notice that the peer died."""
 
 
-class _Held:
+class InLine:
     """A request that waits."""
 
-    __slots__ = ("flow", "handed_over", "left", "member", "not_before_s", "queue_s", "reservation", "waiting")
+    __slots__ = (
+        "binding", "flow", "handed_over", "left", "member", "move", "not_before_s", "queue_s", "reservation",
+        "waiting",
+    )  # fmt: skip
 
-    def __init__(self, flow: Flow, member: Member, reservation: str, waiting: Waiting) -> None:
+    def __init__(
+        self, flow: Flow, member: Member, reservation: str, waiting: Waiting, binding: Binding | None
+    ) -> None:
         self.flow = flow
         self.member = member
         self.reservation = reservation
         self.waiting = waiting
+        self.binding = binding
         self.handed_over = False
         self.left = False
         """Its instance takes no more work from this gateway."""
+        self.move: Move | None = None
+        """Another instance that is offered to it."""
         self.not_before_s = 0.0
         self.queue_s = 0.0
 
@@ -68,7 +81,7 @@ class Turns:
         self._roster = roster
         self._clock = clock
         self._monotonic = monotonic
-        self._held: dict[str, list[_Held]] = {}
+        self._held: dict[str, list[InLine]] = {}
         self._idle_since_s: dict[str, float] = {}
         """Since when an instance is left idle for somebody else's prefill."""
 
@@ -77,30 +90,56 @@ class Turns:
         """Requests that wait."""
         return sum(len(held) for held in self._held.values())
 
-    async def wait(self, flow: Flow, member: Member, reservation: str, waiting: Waiting) -> float | None:
+    @property
+    def lines(self) -> Mapping[str, Sequence[InLine]]:
+        """Who waits, by instance."""
+        return self._held
+
+    async def wait(
+        self,
+        flow: Flow,
+        member: Member,
+        reservation: str,
+        waiting: Waiting,
+        binding: Binding | None = None,
+    ) -> float | Move | None:
         """Wait for a turn; the ledger knows of it when this returns.
 
+        Args:
+            flow: of the request.
+            member: where it waits.
+            reservation: its id.
+            waiting: as the ledger has it.
+            binding: what another instance is offered by; None = it stays where it is.
+
         Returns:
-            Model seconds of work that the instance still has; None = it is gone, and there is no turn.
+            Model seconds of work that the instance still has. Or another instance that is offered: it still
+            waits here, and is out of line until it waits again. None = its instance is gone.
 
         Raises:
             Interruption: the client left, or the wait took too long. The reservation still is to be released.
         """
         instance_id = member.instance.id
-        held = _Held(flow, member, reservation, waiting)
+        held = InLine(flow, member, reservation, waiting, binding)
         load = self._ledger.load(instance_id, self._clock.now_s())
-        if load.queued == len(load.waiting):
+        if load.queued == len(load.waiting) and (binding is None or not binding.moves):
             # The ledger let it wait, and the mirror shows nobody at work: it has not heard of them yet.
             held.not_before_s = self._monotonic() + MIRROR_S
         self._held.setdefault(instance_id, []).append(held)
         try:
             self.look(instance_id)
-            while not (held.handed_over or held.left):
+            while not (held.handed_over or held.left or held.move is not None):
                 await park()
         finally:
             if not held.handed_over:
                 self._forget(instance_id, held)
-        return held.queue_s if held.handed_over else None
+        return held.queue_s if held.handed_over else held.move
+
+    def offer(self, held: InLine, move: Move) -> None:
+        """Offer another instance to one that waits: it leaves the line to be moved there."""
+        held.move = move
+        self._forget(held.member.instance.id, held)
+        held.flow.wake()
 
     def look_everywhere(self) -> None:
         """See whose turn it is at all instances; call it at least as often as `LEAD_S` / 2."""
@@ -116,7 +155,7 @@ class Turns:
             self._forget(instance_id, held)
             held.flow.wake()
 
-    def _next(self, instance_id: str) -> _Held | None:
+    def _next(self, instance_id: str) -> InLine | None:
         all_held = self._held.get(instance_id)
         if not all_held:
             return None
@@ -141,11 +180,11 @@ class Turns:
         own = {held.waiting: held for held in all_held}
         return own[self._order.sequence(list(own), now_s)[0]]
 
-    def _leave(self, instance_id: str, all_held: list[_Held]) -> bool:
+    def _leave(self, instance_id: str, all_held: list[InLine]) -> bool:
         """Let everybody go who waits at an instance that is gone or fails; True where that is so."""
         member = self._roster.members.get(instance_id)
         now_s = self._monotonic()
-        leaving = [h for h in all_held if member is not h.member or not _serves(h.member, now_s)]
+        leaving = [h for h in all_held if member is not h.member or not serves(h.member, now_s)]
         # All are out of line before the first is woken: what it does next looks at the line again.
         for held in leaving:
             held.left = True
@@ -155,7 +194,7 @@ class Turns:
             held.flow.wake()
         return nobody_stays
 
-    def _forget(self, instance_id: str, held: _Held) -> None:
+    def _forget(self, instance_id: str, held: InLine) -> None:
         all_held = self._held.get(instance_id, [])
         if held in all_held:
             all_held.remove(held)
@@ -164,8 +203,8 @@ class Turns:
             self._idle_since_s.pop(instance_id, None)
 
 
-def _serves(member: Member, now_s: float) -> bool:
-    """Whether what waits for an instance may go on waiting.
+def serves(member: Member, now_s: float) -> bool:
+    """Whether what waits for an instance may go on waiting, at a moment in monotonic seconds.
 
     One that drains finishes what it was promised. One whose breaker lets somebody try again is tried.
     """

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
@@ -36,8 +36,8 @@ class Life:
     """
 
     __slots__ = (
-        "ask", "decoding", "gone", "model", "outcome", "placement", "prefill", "request", "streamed", "turn",
-        "withheld", "world",
+        "ask", "decoding", "gone", "model", "moves", "outcome", "placement", "prefill", "request", "streamed",
+        "turn", "withheld", "world",
     )  # fmt: skip
 
     def __init__(
@@ -56,9 +56,32 @@ class Life:
         self.gone = False
         """An instance died that had it: what is left of it there is not heard."""
         self.turn: Turn | None = None
+        self.moves = 0
+        """How often it was bound to another instance while it waited."""
 
-    def dispatch(self, sources: Sequence[int]) -> None:
-        """Fetch what the placement says, and queue."""
+    def move(self, placement: Placement, source: int) -> None:
+        """Wait at another instance: it has left the line of the one before.
+
+        Args:
+            placement: the new one; its decode instance is that of the old one.
+            source: number of the holder to fetch from; negative = none.
+        """
+        assert placement.prefill is not None
+        world = self.world
+        self.moves += 1
+        self.placement = placement
+        self.prefill = world.numbers[placement.prefill.id]
+        self.model = world.costs.of(placement.prefill)
+        entry = world.board.book.get(self.ask.id)
+        assert entry is not None
+        reservation = world.conductor.reservation(self.ask, placement, entry.reserved_s)
+        moved = world.board.book.move(reservation)
+        assert moved is not None, "who waits for a turn can be moved"
+        self.outcome.moved += 1
+        self.dispatch({self.prefill: source})
+
+    def dispatch(self, sources: Sequence[int] | Mapping[int, int]) -> None:
+        """Fetch what the placement says, from the holder by the instance's number, and queue."""
         world, placement = self.world, self.placement
         now_s = ready_s = world.agenda.now_s
         if placement.fetch_tokens:
@@ -77,7 +100,7 @@ class Life:
             # Else those who wait behind it would count on it, and may be sent before it.
             world.residency.promise(self.prefill, self.request.hash_ids)
         waiting = world.board.book.waiting(self.ask.id)
-        world.queues[self.prefill].add(Job(ready_s, self._begin, self._prefilled, waiting))
+        world.queues[self.prefill].add(Job(ready_s, self._begin, self._prefilled, waiting, self))
 
     def serve_whole(self) -> None:
         """Queue at an engine that does both."""

@@ -26,6 +26,8 @@ class Outcome:
     """Why it was cut off after its first token."""
     placed_again: int = 0
     """How often it had to begin anew, because an instance died."""
+    moved: int = 0
+    """How often it was bound to another prefill instance while it waited."""
     wasted_prefill: bool = False
     """Refused after its prefill."""
     cached_tokens: int = 0

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from mooncake_core.ledger import Waiting
 from mooncake_simulator.cluster.agenda import Agenda
 from mooncake_simulator.cluster.series import Series
+
+if TYPE_CHECKING:
+    from mooncake_simulator.cluster.life import Life
 
 
 class Job:
@@ -19,9 +23,10 @@ class Job:
             stages of a pipeline take from then on (0 without stages).
         done: called when it is computed.
         waiting: what the order of turns goes by, where there is one.
+        life: whose prompt it is, where it may be bound to another instance while it waits.
     """
 
-    __slots__ = ("begin", "done", "ready_s", "waiting")
+    __slots__ = ("begin", "done", "life", "ready_s", "waiting")
 
     def __init__(
         self,
@@ -29,11 +34,13 @@ class Job:
         begin: Callable[[], tuple[float, float]],
         done: Callable[[], None],
         waiting: Waiting | None = None,
+        life: Life | None = None,
     ) -> None:
         self.ready_s = ready_s
         self.begin = begin
         self.done = done
         self.waiting = waiting
+        self.life = life
 
 
 class LaterStages:
@@ -74,6 +81,11 @@ class PrefillQueue:
         self._running: Job | None = None
         self._later = LaterStages(agenda)
         self.busy_s = 0.0
+
+    @property
+    def occupied(self) -> bool:
+        """Whether it computes, or somebody waits."""
+        return self._running is not None or bool(self._waiting)
 
     def add(self, job: Job) -> None:
         """Put a job at the end."""

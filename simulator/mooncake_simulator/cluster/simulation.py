@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from math import inf
 
 from msgspec.structs import replace
@@ -38,6 +39,7 @@ from mooncake_simulator.cluster.life import Life
 from mooncake_simulator.cluster.links import Link
 from mooncake_simulator.cluster.outcome import Outcome, Result
 from mooncake_simulator.cluster.prefill import PrefillQueue
+from mooncake_simulator.cluster.rebinding import LateBinding
 from mooncake_simulator.cluster.replicas import ReplicaWatch
 from mooncake_simulator.cluster.reports import LateLoads
 from mooncake_simulator.cluster.residency import Residency
@@ -101,7 +103,11 @@ class Simulation:
         self.numbers = {each.id: at for row in (self.prefill, self.decode) for at, each in enumerate(row)}
         self.prefill_busy, self.decode_busy, self.kv_tokens = Series(), Series(), Series()
         self.order = None if spec.coupled else self.conductor.order
-        self.queues = [self._queue() for _ in self.prefill]
+        rebinding = self.conductor.rebinding
+        # Without a ledger that knows the present, nobody could tell where there is room.
+        moves = rebinding is not None and not spec.coupled and not spec.load_age_s
+        self.late_binding = LateBinding(self, rebinding) if moves and rebinding is not None else None
+        self.queues = [self._queue(number) for number in range(len(self.prefill))]
         self.senders = [Link(each.network_bytes_per_s) for each in spec.prefill_kinds]
         self.receivers = [Link(each.network_bytes_per_s) for each in spec.prefill_kinds]
         kinds = spec.prefill_kinds if spec.coupled else spec.decode_kinds
@@ -117,10 +123,13 @@ class Simulation:
         self.lives: dict[str, Life] = {}
         """Requests under way, by name."""
 
-    def _queue(self) -> PrefillQueue | OrderedQueue:
+    def _queue(self, number: int) -> PrefillQueue | OrderedQueue:
         if self.order is None:
             return PrefillQueue(self.agenda, self.prefill_busy)
-        return OrderedQueue(self.agenda, self.order, self.prefill_busy)
+        if self.late_binding is None:
+            return OrderedQueue(self.agenda, self.order, self.prefill_busy)
+        look = partial(self.late_binding.look, number)
+        return OrderedQueue(self.agenda, self.order, self.prefill_busy, look)
 
     def _batch(self, profile: Profile) -> Batch:
         batch = self._batch_of_kind(profile)
@@ -219,7 +228,7 @@ class Simulation:
         if name in {each.id for each in self.prefill}:
             self.present_prefill.change(name, there=False)
             self.residency.clear(number)
-            queue, self.queues[number] = self.queues[number], self._queue()
+            queue, self.queues[number] = self.queues[number], self._queue(number)
             self.queues[number].busy_s = queue.busy_s
             lost = [life for life in self.lives.values() if life.prefill == number and not life.decoding]
         else:
@@ -307,6 +316,13 @@ class Simulation:
             InstanceView(instance, loads.get(instance.id, _IDLE)) for instance in self.present_decode.now
         ]
         return World(now_s, prefill, decode, self.costs, self.slo), sources
+
+    def view_of(self, request: Request, number: int) -> tuple[InstanceView, int]:
+        """A prefill instance that is there, as a request would find it, and whom it would fetch from."""
+        load = self.board.load(self.prefill[number].id, self.agenda.now_s)
+        world, sources = self._world(request, {self.prefill[number].id: load})
+        view = next(each for each in world.prefill if each.instance is self.prefill[number])
+        return view, sources[number]
 
     def _deepest(self, present: Sequence[int], now_s: float) -> int:
         """The best to fetch from: of those that hold most, the one with the fewest transfers leaving it."""

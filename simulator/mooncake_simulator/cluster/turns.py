@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 from mooncake_scheduler.conductor.order import QueueOrder
 from mooncake_simulator.cluster.agenda import Agenda
 from mooncake_simulator.cluster.prefill import Job, LaterStages
@@ -17,16 +19,38 @@ class OrderedQueue:
         agenda: the time.
         order: who goes next.
         busy: where the seconds of computing are added up over time.
+        on_end: called when a prompt is computed, before the next one begins.
     """
 
-    def __init__(self, agenda: Agenda, order: QueueOrder, busy: Series | None = None) -> None:
+    def __init__(
+        self,
+        agenda: Agenda,
+        order: QueueOrder,
+        busy: Series | None = None,
+        on_end: Callable[[], None] = lambda: None,
+    ) -> None:
         self._agenda = agenda
         self._order = order
         self._busy = busy or Series()
+        self._on_end = on_end
         self._jobs: list[Job] = []
         self._running: Job | None = None
         self._later = LaterStages(agenda)
         self.busy_s = 0.0
+
+    @property
+    def occupied(self) -> bool:
+        """Whether it computes, or somebody waits."""
+        return self._running is not None or bool(self._jobs)
+
+    @property
+    def waiting(self) -> Sequence[Job]:
+        """Those whose turn has not come."""
+        return self._jobs
+
+    def leave(self, job: Job) -> None:
+        """One that waits is computed elsewhere."""
+        self._jobs.remove(job)
 
     def add(self, job: Job) -> None:
         """Let a job wait for its turn."""
@@ -53,4 +77,5 @@ class OrderedQueue:
         done, self._running = self._running.done, None
         # First what has ended: who comes next depends on what is known of it.
         self._later.enter(drain_s, done)
+        self._on_end()
         self._next()

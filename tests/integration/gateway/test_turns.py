@@ -191,6 +191,50 @@ async def test_a_long_line_at_an_instance_that_leaves_goes_on_whole(tmp_path: Pa
         await running.settled()
 
 
+async def test_those_who_wait_are_computed_by_another_instance_that_has_nothing_to_do(tmp_path: Path) -> None:
+    hold = [asyncio.Event(), asyncio.Event()]
+    async with pools(tmp_path, prefill=2, **SLOW) as (running, prefills, _):
+        for engine, event in zip(prefills, hold, strict=True):
+            engine.usual = Act(hold=event)
+        busy = [asyncio.ensure_future(running.complete(prompt=a_prompt(9_000, n))) for n in range(2)]
+        for engine in prefills:
+            await engine.leg()
+        waiting = [await ask(running, tokens) for tokens in (1_000, 2_000, 3_000, 4_000)]
+        ledger, clock = running.scheduler.services.ledger, running.scheduler.services.clock
+        stuck = len(ledger.load(prefills[0].name, clock.now_s()).waiting)
+        assert 0 < stuck < 4
+        hold[1].set()
+        assert await statuses(*waiting) == [200] * 4
+        assert len(prefills[0].legs) == 1
+        assert sorted(prefilled(prefills[1])) == [1_000, 2_000, 3_000, 4_000, 9_000]
+        hold[0].set()
+        assert await statuses(*busy) == [200] * 2
+        await running.settled()
+        page = (await running.client.get("/metrics")).text
+        assert f"mooncake_prefill_moves_total {stuck}.0" in page
+        assert ledger.load(prefills[0].name, clock.now_s()).queued == 0
+
+
+async def test_nobody_is_moved_to_an_instance_that_overruns_what_was_predicted(tmp_path: Path) -> None:
+    hold = [asyncio.Event(), asyncio.Event()]
+    async with pools(tmp_path, prefill=2, **SLOW) as (running, prefills, _):
+        for engine, event in zip(prefills, hold, strict=True):
+            engine.usual = Act(hold=event)
+        # The short one is over in a second and a half, by its prediction.
+        busy = [asyncio.ensure_future(running.complete(prompt=a_prompt(n, n))) for n in (9_000, 100)]
+        for engine in prefills:
+            await engine.leg()
+        quick = next(engine for engine in prefills if prefilled(engine) == [100])
+        services = running.scheduler.services
+        await until(lambda: services.ledger.load(quick.name, services.clock.now_s()).queued_s == 0)
+        waiting = [asyncio.ensure_future(running.complete(prompt=a_prompt(5_000, n))) for n in range(4)]
+        await until(lambda: held(running) >= 2)
+        assert services.metrics.moves == 0
+        for event in hold:
+            event.set()
+        assert await statuses(*busy, *waiting) == [200] * 6
+
+
 async def test_an_instance_whose_breaker_lets_somebody_try_again_may_be_waited_for(tmp_path: Path) -> None:
     hold = asyncio.Event()
     async with pair(tmp_path, **SLOW) as (running, prefill, _):
@@ -314,6 +358,39 @@ async def test_of_a_burst_at_several_schedulers_one_is_sent_and_the_others_wait(
         assert await statuses(*asked) == [200] * 6
         sent = prefilled(prefill)
         assert sent[1:] == sorted(sent[1:])
+
+
+async def test_two_schedulers_move_those_who_wait_and_each_is_computed_once(
+    tmp_path: Path, redis_server: RedisServer
+) -> None:
+    hold = [asyncio.Event(), asyncio.Event()]
+    prefills = [ScriptedEngine(f"p{n}", Role.PREFILL, MOONCAKE) for n in range(2)]
+    decode = ScriptedEngine("d", Role.DECODE, MOONCAKE)
+    async with schedulers(tmp_path, redis_server, (*prefills, decode)) as both:
+        for engine, event in zip(prefills, hold, strict=True):
+            engine.usual = Act(hold=event)
+        busy = []
+        for one in both:
+            busy.append(asyncio.ensure_future(one.complete(prompt=a_prompt(9_000))))
+            await until(lambda: sum(len(engine.legs) for engine in prefills) == len(busy))
+            for each in both:
+                services = each.scheduler.services
+                await until(
+                    lambda services=services: (  # type: ignore[misc]
+                        sum(load.queued for load in services.ledger.loads(services.clock.now_s()).values())
+                        == len(busy)
+                    )
+                )
+        asked = [await ask(both[n % 2], 1_000 + 500 * n) for n in range(8)]
+        hold[1].set()
+        assert await statuses(*asked) == [200] * 8
+        assert len(prefills[0].legs) == 1
+        assert sorted(prefilled(prefills[1])) == [*(1_000 + 500 * n for n in range(8)), 9_000]
+        hold[0].set()
+        assert await statuses(*busy) == [200] * 2
+        assert sum(one.scheduler.services.metrics.moves for one in both) > 0
+        for one in both:
+            await until(lambda one=one: one.reserved == 0)  # type: ignore[misc]
 
 
 async def test_when_a_scheduler_is_killed_whose_turn_it_is_the_others_go_on(

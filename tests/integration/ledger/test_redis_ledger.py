@@ -188,3 +188,36 @@ async def test_a_quiet_life_posts_its_table_once(open_ledger: Opener) -> None:
         ledger.release(f"{number}", 2.0)
         await ledger.refresh(2.0)
     assert ledger.posted == 1
+
+
+async def test_of_schedulers_that_move_a_prefill_to_the_same_instance_at_once_one_does(
+    open_ledger: Opener, redis_server: RedisServer
+) -> None:
+    ledgers = [await open_ledger(budget_s=10) for _ in range(4)]
+    for n, ledger in enumerate(ledgers):
+        await ledger.reserve(reservation(f"busy-{n}"), Limits(), 0.0)
+        await ledger.reserve(reservation(f"waits-{n}", waits_above_s=0.0), Limits(), 0.0)
+    moves = [
+        ledger.move(reservation(f"waits-{n}", prefill="other", prefill_cost_s=2.0), 0.1, 1.0)
+        for n, ledger in enumerate(ledgers)
+    ]
+    assert sorted(await asyncio.gather(*moves)) == [False, False, False, True]
+    assert totals(redis_server) == {"q:p": 7_000_000, "q:other": 2_000_000, "n:d": 8, "k:d": 800}
+
+
+async def test_while_redis_is_away_a_prefill_waits_on_where_it_did(
+    open_ledger: Opener, redis_server: RedisServer
+) -> None:
+    ledger = await open_ledger()
+    for name in ("a", "b"):
+        await ledger.reserve(reservation(name, waits_above_s=0.0), Limits(), 0.0)
+    redis_server.kill()
+    with pytest.raises(ConnectionError):
+        await ledger.move(reservation("b", prefill="other"), 0.1, 1.0)
+    assert len(ledger.load("p", 1.0).waiting) == 1
+    redis_server.restart()
+    await until(lambda: refreshes(ledger))
+    assert totals(redis_server) == {"q:p": 2_000_000, "n:d": 2, "k:d": 200}
+    assert await ledger.move(reservation("b", prefill="other"), 0.1, 1.0)
+    with pytest.raises(LookupError, match="no reservation a waits"):
+        await ledger.move(reservation("a", prefill="other"), 0.1, 1.0)

@@ -227,6 +227,51 @@ class LedgerMachine(RuleBasedStateMachine):
                 self.prefill_finishes(each, is_held=what == "held")
 
     @rule(
+        which=st.integers(0, 99),
+        prefill=st.sampled_from(PREFILLS),
+        cost_s=st.integers(1, 40).map(lambda eighths: eighths / 8),
+        room=st.booleans(),
+    )
+    def one_that_waits_for_its_turn_wants_another_instance(
+        self, which: int, prefill: str, cost_s: float, room: bool
+    ) -> None:
+        """It gets it where nobody waits and no more is ahead of it than it bears; it keeps its age."""
+        here = next(each for each in PREFILLS if each != prefill)
+        for _ in range(2):
+            # The second one waits at least, for the first.
+            unbounded = {"queue_slack_s": inf, "batch_slack": None, "kv_slack": None}
+            asked = an_ask(Random(which)) | {"prefill": here, "waits_above_s": 0.0, **unbounded}
+            self.reserve(**asked)
+        waiting = [
+            (s, name)
+            for s in self.schedulers
+            for name, h in s.held.items()
+            if h.prefilling and h.begun_s == inf and h.queue == here
+        ]
+        if not waiting or prefill in self.blurred:
+            return
+        self.now_s += 1 / 8
+        scheduler, name = waiting[which % len(waiting)]
+        held = scheduler.held[name]
+        self.returns(scheduler)
+        if prefill in self.blurred:
+            return
+        there, ahead_s = self.queue(prefill), self.queued_s(prefill)
+        most_s = ahead_s if room else ahead_s - 1 / 8
+        expected = not there or (all(h.begun_s < inf for h in there) and 0 < ahead_s <= max(0.0, most_s))
+        arrives_s = self.now_s + 1
+        wanted = replace(
+            held.reservation, prefill=prefill, prefill_cost_s=cost_s, prefill_end_s=arrives_s,
+            decode_end_s=arrives_s + 2, prefill_tokens=7, latest_end_s=self.now_s + 9,
+        )  # fmt: skip
+        before = self.changing_heads()
+        assert self.run(scheduler.ledger.move(wanted, max(0.0, most_s), self.now_s)) == expected
+        if expected:
+            held.reservation = wanted
+            held.decode_end_s = wanted.decode_end_s
+            self.heads_changed(before)
+
+    @rule(
         which=st.integers(0, 3),
         decode=st.sampled_from(DECODES),
         bound=st.sampled_from(["none", "batch", "kv", "step"]),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from math import inf
+from typing import Literal
 
 import pytest
 from hypothesis import given, settings
@@ -11,8 +12,10 @@ from hypothesis import strategies as st
 from mooncake_core.config.scheduler import AdmissionMode
 from mooncake_core.ledger import Waiting
 from mooncake_scheduler.conductor.order import QueueOrder
+from mooncake_scheduler.conductor.rebinding import MOST_MOVES
 from mooncake_simulator.cluster.agenda import Agenda
 from mooncake_simulator.cluster.cluster import ClusterSpec
+from mooncake_simulator.cluster.failures import Failure
 from mooncake_simulator.cluster.prefill import Job
 from mooncake_simulator.cluster.simulation import simulate
 from mooncake_simulator.cluster.turns import OrderedQueue
@@ -91,3 +94,48 @@ def test_a_prompt_whose_kv_is_still_being_fetched_is_passed_over() -> None:
     # At 4 s the short one is still on its way; it goes next as soon as it can.
     assert began_s == {"long": 0.0, "longer": 4.0, "short, fetched": 10.0}
     assert queue.busy_s == 11.0
+
+
+def test_who_waits_at_one_instance_is_computed_by_another_that_has_nothing_to_do() -> None:
+    # Of two long ones each was bound to an instance of its own; then short ones overtook one of them.
+    trace = a_trace([(0, 40_000), (0, 40_000), (0, 20_000), (500, 20_000), (0, 10_000), (0, 2_000)])
+    outcomes = simulate(ClusterSpec(2, 1, fetch="none"), trace).outcomes
+    assert [each.moved for each in outcomes] == [1, 0, 0, 0, 0, 0]
+    last_s = max(each.arrival_s + each.ttft_s for each in outcomes if each.ttft_s is not None)
+    costs_s = [each.prefill_s for each in outcomes]
+    # What no schedule exceeds in which nobody is idle while others wait (Graham 1966).
+    assert last_s <= sum(costs_s) / 2 + max(costs_s) / 2
+
+
+shared_prompts = st.lists(
+    st.tuples(st.integers(0, 2_000), st.integers(1, 60_000), st.integers(0, 3), st.integers(0, 60)),
+    min_size=1,
+    max_size=40,
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(2, 4), st.sampled_from(["none", "peer", "store"]), shared_prompts, st.booleans())
+def test_moving_those_who_wait_loses_nobody_and_computes_nobody_twice(
+    instances: int, fetch: Literal["none", "peer", "store"], prompts: list[tuple[int, int, int, int]],
+    fails: bool,
+) -> None:  # fmt: skip
+    requests, at_ms, own = [], 0, 1_000_000
+    for gap_ms, tokens, family, shared in prompts:
+        at_ms += gap_ms
+        count = blocks_of(tokens)
+        blocks = [family * 1_000 + at for at in range(min(shared, count))]
+        own += 1_000
+        blocks += [own + at for at in range(count - len(blocks))]
+        requests.append(
+            Request(timestamp_ms=at_ms, input_length=tokens, output_length=2, hash_ids=tuple(blocks))
+        )
+    failures = (Failure("p-0", 3.0, 5.0),) if fails else ()
+    spec = ClusterSpec(instances, 1, fetch=fetch, failures=failures)
+    run = simulate(spec, requests)
+    assert all(each.completed for each in run.outcomes)
+    assert all(each.moved <= MOST_MOVES * (1 + each.placed_again) for each in run.outcomes)
+    if not fails:
+        assert sum(run.prefill_busy_s) == pytest.approx(sum(each.prefill_s for each in run.outcomes))
+    again = simulate(spec, requests)
+    assert [each.ttft_s for each in run.outcomes] == [each.ttft_s for each in again.outcomes]

@@ -92,6 +92,10 @@ class KvCentric:
         if not found:
             raise no_instance(world)
 
+    def prefill_at(self, ask: Ask, world: World) -> PrefillEstimate:
+        """What it is predicted to take at the one prefill instance of a world."""
+        return self._prefills(ask, world)[0]
+
     def _prefills(self, ask: Ask, world: World) -> list[PrefillEstimate]:
         cost = world.cost
         threshold, order = self._threshold, self.order
