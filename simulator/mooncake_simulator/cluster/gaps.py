@@ -22,12 +22,10 @@ class Run(NamedTuple):
         return self.first_s + self.growth_s * step
 
     def since(self, gap_s: float) -> int:
-        """A step before which no gap is as long as that; from it on nearly all are."""
+        """A step before which no gap is as long as that, and after which nearly all are; the last one is."""
         first_s, growth_s, steps = self
         if first_s >= gap_s:
             return 0
-        if not growth_s:
-            return steps
         step = int(min(steps, (gap_s - first_s) / growth_s))
         while step and self.after(step - 1) >= gap_s:
             step -= 1
@@ -50,7 +48,8 @@ def worst_gaps_mean_of(runs: Sequence[Run]) -> float | None:
     longest: list[float] = []
     for run in runs:
         first_s, growth_s, steps = run
-        longest += [first_s + growth_s * step for step in range(run.since(least_s), steps)]
+        if first_s + growth_s * (steps - 1) >= least_s:
+            longest += [first_s + growth_s * step for step in range(run.since(least_s), steps)]
     longest.sort(reverse=True)
     return mean_of_first(longest, count)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 
 from mooncake_simulator.cluster.agenda import Agenda
 from mooncake_simulator.cluster.residency import Residency
@@ -45,7 +46,8 @@ class ReplicaWatch:
     ) -> None:
         self._residency = residency
         self._instances = instances
-        often = Counter(block for request in requests for block in request.hash_ids).most_common(RANKS[-1])
+        used = chain.from_iterable([request.hash_ids for request in requests])
+        often = Counter(used).most_common(RANKS[-1])
         self._blocks = {rank: often[rank - 1][0] for rank in RANKS if rank <= len(often)}
         self.seen = Replicas(last_s / _SAMPLES, {rank: [] for rank in self._blocks})
         for sample in range(1, _SAMPLES + 1):
