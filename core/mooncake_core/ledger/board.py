@@ -17,7 +17,10 @@ from mooncake_core.ledger.share import End, Ends, Share
 class Sum:
     """The shares of all incarnations at one instance, added up; only the head's countdown depends on time."""
 
-    __slots__ = ("_came_s", "_head_us", "_queued_us", "_still")
+    __slots__ = ("_came_s", "_head_us", "_queued_us", "still")
+
+    still: InstanceLoad
+    """The load but for its queued seconds; all of it where nothing is queued."""
 
     def __init__(self, shares: Sequence[Share]) -> None:
         queue = shares[0].queue if len(shares) == 1 else tuple(merge(*(share.queue for share in shares)))
@@ -30,12 +33,12 @@ class Sum:
             self._queued_us += sum([each.cost_us for each in waiting])
         if len(shares) == 1:
             one = shares[0]
-            self._still = InstanceLoad(
+            self.still = InstanceLoad(
                 0.0, len(queue) + len(waiting), one.batch, one.arriving, one.kv_tokens, one.prefill_ends,
                 one.decode_ends, waiting, one.queued_tokens,
             )  # fmt: skip
             return
-        self._still = InstanceLoad(
+        self.still = InstanceLoad(
             queued=len(queue) + len(waiting),
             batch=sum(share.batch for share in shares),
             arriving=sum(share.arriving for share in shares),
@@ -61,7 +64,7 @@ class Sum:
 
     def at(self, now_s: float, since_s: float) -> InstanceLoad:
         """The load at a moment; arguments as for `queued_us`."""
-        still = self._still
+        still = self.still
         if not still.queued:
             return still
         return InstanceLoad(
@@ -84,27 +87,27 @@ class Sum:
     @property
     def anybody_waits(self) -> bool:
         """Whether a prefill waits for its turn."""
-        return bool(self._still.waiting)
+        return bool(self.still.waiting)
 
     @property
     def promised(self) -> int:
         """Requests in decode or on their way to it."""
-        return self._still.batch + self._still.arriving
+        return self.still.batch + self.still.arriving
 
     @property
     def kv_tokens(self) -> int:
         """KV tokens of these requests."""
-        return self._still.kv_tokens
+        return self.still.kv_tokens
 
     @property
     def batch(self) -> int:
         """Requests in decode."""
-        return self._still.batch
+        return self.still.batch
 
     @property
     def decoding_kv_tokens(self) -> int:
         """KV tokens of those in decode."""
-        return self._still.kv_tokens - sum([tokens for _, _, tokens in self._still.prefill_ends])
+        return self.still.kv_tokens - sum([tokens for _, _, tokens in self.still.prefill_ends])
 
 
 def _add_ends(all_ends: Sequence[Ends]) -> Ends:
@@ -223,7 +226,8 @@ class Board:
             self._add_up(instance)
         since_s = self.since_s
         return {
-            instance: total.at(now_s, since_s.get(instance, 0.0)) for instance, total in self._sums.items()
+            instance: total.at(now_s, since_s.get(instance, 0.0)) if total.still.queued else total.still
+            for instance, total in self._sums.items()
         }
 
     def load(self, instance: str, now_s: float) -> InstanceLoad:

@@ -81,15 +81,17 @@ def estimate_fetched(ask: Ask, view: InstanceView, model: CostModel) -> PrefillE
 
     The transfer streams from DRAM and SSD at once, so the slowest of network and tiers sets its pace.
     """
-    held_tokens = view.hbm_tokens
-    prefix_tokens = min(view.fetchable_tokens, max(0, ask.prompt_tokens - 1))
-    fetch_tokens = max(0, prefix_tokens - held_tokens)
+    prefix_tokens = view.fetchable_tokens
+    if prefix_tokens >= ask.prompt_tokens:
+        prefix_tokens = max(0, ask.prompt_tokens - 1)
+    fetch_tokens = max(0, prefix_tokens - view.hbm_tokens)
     ssd_tokens = min(view.fetch_ssd_tokens, fetch_tokens)
     transfer_s = max(
         model.transfer_s(fetch_tokens, source_flows=view.source_flows, inbound_flows=view.inbound_flows),
         model.load_s(fetch_tokens - ssd_tokens, ssd=False),
-        model.load_s(ssd_tokens, ssd=True),
     )
+    if ssd_tokens:
+        transfer_s = max(transfer_s, model.load_s(ssd_tokens, ssd=True))
     queue_s = view.load.queued_s
     prefill_s = model.prefill_s(ask.prompt_tokens, prefix_tokens)
     return PrefillEstimate(

@@ -41,7 +41,6 @@ from mooncake_scheduler.metrics import GatewayMetrics
 
 ReserveLocally: TypeAlias = Callable[[Reservation, Limits, float], RefusalReason | None]
 _IDLE = InstanceLoad()
-_UNKNOWN = Depth(0, 0, 0)
 
 
 class Placer:
@@ -340,25 +339,26 @@ class Placer:
     def _view(
         self, instance: Instance, loads: Mapping[str, InstanceLoad], depths: Mapping[str, Depth]
     ) -> InstanceView:
-        load = loads.get(instance.id, _IDLE)
+        name = instance.id
+        load = loads.get(name, _IDLE)
         if self.reported.foreign:
-            load = self._with_foreign(instance.id, load)
-        if instance.id in self._asked_for:
-            load = with_foreign(load, Foreign(*self._asked_for[instance.id]))
-        if not depths:
+            load = self._with_foreign(name, load)
+        if name in self._asked_for:
+            load = with_foreign(load, Foreign(*self._asked_for[name]))
+        held = depths[name].hbm if name in depths else 0
+        stored = depths.get(instance.store) if instance.fetch == "store" else None
+        if not held and stored is None:
             # Most often the same as a moment ago: a frozen object is costly to make.
-            blank = self._blanks.get(instance.id)
+            blank = self._blanks.get(name)
             if blank is None or blank.load is not load or blank.instance is not instance:
-                blank = self._blanks[instance.id] = InstanceView(instance, load)
+                blank = self._blanks[name] = InstanceView(instance, load)
             return blank
-        held = depths.get(instance.id, _UNKNOWN).hbm
         fetchable = held
         on_ssd = inbound = leaving = 0
-        stored = depths.get(instance.store) if instance.fetch == "store" else None
         if stored is not None and stored.ssd > held:
             fetchable = stored.ssd
-            on_ssd = stored.ssd - max(stored.dram, held)
-            inbound = self.roster.members[instance.id].inbound_flows
+            on_ssd = stored.ssd - (stored.dram if stored.dram > held else held)
+            inbound = self.roster.members[name].inbound_flows
             leaving = self.roster.source_flows.get(instance.store, 0)
         size = instance.block_size_tokens
         return InstanceView(instance, load, held * size, fetchable * size, on_ssd * size, inbound, leaving)
