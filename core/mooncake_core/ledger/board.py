@@ -82,7 +82,7 @@ class Sum:
     @property
     def anybody_queued(self) -> bool:
         """Whether a prefill was handed over and has not ended, or waits for its turn."""
-        return self._still.queued > 0
+        return self.still.queued > 0
 
     @property
     def anybody_waits(self) -> bool:
