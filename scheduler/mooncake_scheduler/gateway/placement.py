@@ -102,7 +102,8 @@ class Placer:
             depths: who holds how much of its prompt, in blocks.
             whole: one engine must serve it from start to end.
             excluded: ids that must not be chosen.
-            again: it was admitted before: it is not refused any more.
+            again: it was admitted before: it is not refused any more. Where the bounds do not let it in it is
+                promised nothing, so that it comes after all that were.
             degraded: without prefill instances an engine that decodes may do it all. Not where they are
                 merely full: decode would be slowed down for everybody.
 
@@ -121,20 +122,31 @@ class Placer:
             placement = self._admitted(decision, world, again=again)
             if not again and self.conductor.checks_stages:
                 self._check_start(ask, placement, world)
-            limits = Limits() if again else self._limits(ask, placement, world)
-            reservation = self.conductor.reservation(
-                ask, placement, world.now_s, waits_above_s=self._waits_above_s(placement, world)
-            )
-            with self._asking(reservation):
-                reason = await self.reserve(reservation, limits, world.now_s)
+            # Only what is placed again is here although it was refused.
+            limits = Limits() if isinstance(decision, Refused) else self._limits(ask, placement, world)
+            reason = await self._take(ask, placement, world, limits)
             metrics.reserve_s.observe(time.monotonic() - decided_s)
             if reason is None:
                 return placement, world
             # Another scheduler was quicker: look again, with the ledger as it is now.
             await self._refresh_ledger()
         assert reason is not None
+        if again:
+            placement = msgspec.structs.replace(placement, promised_ttft_s=inf)
+            await self._take(ask, placement, world, Limits())
+            return placement, world
         refused = self.conductor.lost(reason, ask, placement, self._scene(placement, world))
         raise overloaded(refused, world, self.clock.scale)
+
+    async def _take(
+        self, ask: Ask, placement: Placement, world: World, limits: Limits
+    ) -> RefusalReason | None:
+        """Reserve a placement; the bound that did not hold any more, if any."""
+        reservation = self.conductor.reservation(
+            ask, placement, world.now_s, waits_above_s=self._waits_above_s(placement, world)
+        )
+        with self._asking(reservation):
+            return await self.reserve(reservation, limits, world.now_s)
 
     @contextmanager
     def _asking(self, reservation: Reservation) -> Iterator[None]:

@@ -14,8 +14,12 @@ import httpx
 import pytest
 
 from mooncake_core.ledger import Limits, Reservation
+from mooncake_core.profiles import LLAMA3_70B_A800
 from mooncake_core.registry import Role
 from mooncake_scheduler.admin.views import decision_view
+from mooncake_scheduler.conductor.cost import CostModel
+from mooncake_scheduler.conductor.model import Ask
+from mooncake_scheduler.conductor.order import QueueOrder
 from mooncake_scheduler.gateway import turns
 from mooncake_scheduler.gateway.breaker import THRESHOLD
 from mooncake_testing.gateway import Gateway, gateway, write_instances
@@ -28,6 +32,8 @@ from mooncake_testing.waiting import until
 
 SLOW: dict[str, Any] = {"profile": "llama3-70b-8xa800", "time_scale": 0.01}
 """Model time goes slowly: what is predicted to take a second is not over when a slow machine looks again."""
+
+PREDICTIVE = {"mode": "predictive"}
 
 
 def a_prompt(tokens: int, first: int = 0) -> list[int]:
@@ -303,6 +309,12 @@ def a_fleet() -> tuple[ScriptedEngine, ScriptedEngine]:
     return ScriptedEngine("p", Role.PREFILL, MOONCAKE), ScriptedEngine("d", Role.DECODE, MOONCAKE)
 
 
+def queued(one: Gateway) -> int:
+    """How many prefills a scheduler knows to be promised to the prefill instance."""
+    services = one.scheduler.services
+    return services.ledger.load("p", services.clock.now_s()).queued
+
+
 def seen_waiting(one: Gateway) -> int:
     """How many a scheduler knows to wait at the prefill instance, its own and its peers'."""
     services = one.scheduler.services
@@ -320,8 +332,7 @@ async def test_two_schedulers_take_turns_at_one_instance_in_one_order(
         prefill.usual = Act(hold=hold)
         first = asyncio.ensure_future(one.complete(prompt=a_prompt(9_000)))
         await prefill.leg()
-        services = two.scheduler.services
-        await until(lambda: services.ledger.load("p", services.clock.now_s()).queued == 1)
+        await until(lambda: queued(two) == 1)
         asked = []
         for number, tokens in enumerate((6_000, 3_000, 1_000, 5_000, 2_000, 4_000)):
             asked.append(await ask((one, two)[number % 2], tokens))
@@ -391,6 +402,34 @@ async def test_two_schedulers_move_those_who_wait_and_each_is_computed_once(
         assert sum(one.scheduler.services.metrics.moves for one in both) > 0
         for one in both:
             await until(lambda one=one: one.reserved == 0)  # type: ignore[misc]
+
+
+async def test_of_two_that_are_placed_anew_at_once_only_as_many_are_promised_as_can_be_kept(
+    tmp_path: Path, redis_server: RedisServer
+) -> None:
+    cost_s = CostModel.from_profile(LLAMA3_70B_A800).prefill_s(9_000, 0)
+    slo = {"ttft_s": 2.5 * cost_s}
+    async with schedulers(tmp_path, redis_server, a_fleet(), slo=slo, admission=PREDICTIVE) as fleet:
+        placers = [one.scheduler.services.placer for one in fleet]
+        await placers[0].place(Ask("runs", 9_000, 4), {}, whole=False)
+        for each in fleet:
+            await until(lambda each=each: queued(each) == 1)  # type: ignore[misc]
+        # Each sees room for one; there is none for both.
+        placed = await asyncio.gather(
+            *[
+                each.place(Ask(f"anew-{number}", 9_000, 4), {}, whole=False, again=True)
+                for number, each in enumerate(placers)
+            ]
+        )
+        assert sorted(placement.promised_ttft_s < inf for placement, _ in placed) == [False, True]
+        for each in fleet:
+            await until(lambda each=each: seen_waiting(each) == 2)  # type: ignore[misc]
+        ledger, now_s = placers[0].ledger, placers[0].clock.now_s()
+        load = ledger.load("p", now_s)
+        first, last = QueueOrder().sequence(load.waiting, now_s + load.handed_over_s)
+        assert first.latest_end_s < last.latest_end_s == inf
+        for placer, name in zip((placers[0], *placers), ("runs", "anew-0", "anew-1"), strict=True):
+            placer.ledger.release(name, placer.clock.now_s())
 
 
 async def test_when_a_scheduler_is_killed_whose_turn_it_is_the_others_go_on(
