@@ -25,6 +25,7 @@ from mooncake_scheduler.clock import Clock
 from mooncake_scheduler.conductor.admission import Admission
 from mooncake_scheduler.conductor.conductor import Conductor
 from mooncake_scheduler.conductor.cost import CostModel, CostModels
+from mooncake_scheduler.conductor.order import QueueOrder
 from mooncake_scheduler.gateway.accounting import Accounting
 from mooncake_scheduler.gateway.auth import AdminToken, ApiKeys
 from mooncake_scheduler.gateway.datapath import DataPath
@@ -283,10 +284,10 @@ def build_scheduler(config: SchedulerConfig) -> Scheduler:
     parity = TokenizerParity(folder, roster, config.model)
     metrics = GatewayMetrics(config.slo.ttft_s, config.slo.tbt_s)
     decisions = Decisions()
-    turns = None if conductor.order is None else Turns(conductor.order, ledger, roster, clock)
+    turns = Turns(conductor.order or QueueOrder(), ledger, roster, clock)
     placer = Placer(conductor, roster, ledger, clock, config.slo, local_reserve, metrics, turns)
     late_binding = None
-    if turns is not None and conductor.rebinding is not None:
+    if conductor.rebinding is not None:
         late_binding = LateBinding(conductor.rebinding, turns, placer, roster, ledger, clock)
     services = Services(
         config=config,

@@ -41,6 +41,8 @@ from mooncake_scheduler.metrics import GatewayMetrics
 
 ReserveLocally: TypeAlias = Callable[[Reservation, Limits, float], RefusalReason | None]
 _IDLE = InstanceLoad()
+BEHIND_OTHERS_S = 1e6
+"""More work than is ever ahead of a prefill: it waits only where somebody else waits."""
 
 
 class Placer:
@@ -54,7 +56,7 @@ class Placer:
         slo: the targets.
         reserve_locally: what `reserve` of a shared ledger is replaced by while that one is away.
         metrics: counts what deciding and reserving take.
-        turns: where prefills wait; None = engines take them as they come.
+        turns: where prefills wait; None = nobody ever does.
     """
 
     def __init__(
@@ -164,10 +166,16 @@ class Placer:
                 self._asked_for[instance] = queued - 1, queued_s - reservation.prefill_cost_s
 
     def _waits_above_s(self, placement: Placement, world: World) -> float:
-        """From how much work ahead of it on a prefill waits for its turn; inf = never."""
+        """From how much work ahead of it on a prefill waits for its turn; inf = never.
+
+        Without an order nobody makes others wait. But where a scheduler that has one lets somebody wait (in a
+        rolling change some have one and some do not), who went past those that wait would starve them.
+        """
         prefill = placement.prefill
-        if self.turns is None or prefill is None or not world.cost.of(prefill).knows_prefill:
+        if self.turns is None or prefill is None:
             return inf
+        if self.conductor.order is None or not world.cost.of(prefill).knows_prefill:
+            return BEHIND_OTHERS_S
         return LEAD_S * self.clock.scale
 
     def check_decode(self, ask: Ask, placement: Placement, world: World) -> ErrorAnswer | None:

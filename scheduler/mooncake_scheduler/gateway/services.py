@@ -43,7 +43,7 @@ class Services:
     ids: RequestIds = field(default_factory=RequestIds)
     shared_index: RedisIndex | None = None
     turns: Turns | None = None
-    """Where prefills wait for their turns; None = engines take them as they come."""
+    """Where prefills wait for their turns; None = nobody ever waits."""
     late_binding: LateBinding | None = None
     """What moves those who wait; None = they stay where they are."""
 

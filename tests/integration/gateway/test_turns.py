@@ -292,14 +292,22 @@ async def test_a_request_that_one_engine_serves_alone_lets_others_have_its_turn(
 
 @asynccontextmanager
 async def schedulers(
-    folder: Path, redis: RedisServer, fleet: Sequence[ScriptedEngine], count: int = 2, **settings: Any
+    folder: Path,
+    redis: RedisServer,
+    fleet: Sequence[ScriptedEngine],
+    count: int = 2,
+    each: Sequence[dict[str, Any]] = (),
+    **settings: Any,
 ) -> AsyncIterator[list[Gateway]]:
     """Schedulers in this loop that share a Redis in which the fleet is announced."""
     settings = {"redis_url": redis.url, "namespace": NAMESPACE, **SLOW, **settings}
     async with AsyncExitStack() as stack:
         await stack.enter_async_context(engines(*fleet))
         await stack.enter_async_context(announced(redis, [engine.instance() for engine in fleet]))
-        running = [await stack.enter_async_context(gateway(folder, [], **settings)) for _ in range(count)]
+        running = [
+            await stack.enter_async_context(gateway(folder, [], **settings, **own))
+            for own in each or [{}] * count
+        ]
         for one in running:
             await until(lambda one=one: len(one.scheduler.services.roster.members) == len(fleet))  # type: ignore[misc]
         yield running
@@ -430,6 +438,37 @@ async def test_of_two_that_are_placed_anew_at_once_only_as_many_are_promised_as_
         assert first.latest_end_s < last.latest_end_s == inf
         for placer, name in zip((placers[0], *placers), ("runs", "anew-0", "anew-1"), strict=True):
             placer.ledger.release(name, placer.clock.now_s())
+
+
+@pytest.mark.parametrize("routing", [{"queue_order": "first-come"}, {"policy": "algorithm-1"}])
+async def test_a_scheduler_that_takes_no_turns_goes_past_nobody_who_waits_for_one(
+    tmp_path: Path, redis_server: RedisServer, routing: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # As in a rolling change of routing: going past those that wait, it would starve them.
+    monkeypatch.setattr(turns, "PATIENCE_S", inf)
+    hold = asyncio.Event()
+    fleet = a_fleet()
+    prefill = fleet[0]
+    prefill.usual = Act(hold=hold)
+    own = {"routing": routing}
+    async with schedulers(tmp_path, redis_server, fleet, each=({}, own)) as (ordered, first_come):
+        sent = [asyncio.ensure_future(first_come.complete(prompt=a_prompt(9_000, n))) for n in range(3)]
+        await prefill.leg(3)
+        await until(lambda: queued(ordered) == 3)
+        first = await ask(ordered, 4_000)
+        await until(lambda: seen_waiting(first_come) == 1)
+        later = [await ask(first_come, tokens) for tokens in (6_000, 5_000)]
+        assert len(prefill.legs) == 3
+        hold.set()
+        assert await statuses(*sent, first, *later) == [200] * 6
+        assert prefilled(prefill)[3:] == [4_000, 5_000, 6_000]
+        # Nobody waits any more: again they are sent as they come.
+        await until(lambda: seen_waiting(first_come) == queued(first_come) == 0)
+        prefill.usual = Act(hold=(again := asyncio.Event()))
+        sent = [asyncio.ensure_future(first_come.complete(prompt=a_prompt(9_000, n))) for n in (7, 8)]
+        await prefill.leg(8)
+        again.set()
+        assert await statuses(*sent) == [200] * 2
 
 
 async def test_when_a_scheduler_is_killed_whose_turn_it_is_the_others_go_on(
