@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import random
 import signal
 import sys
@@ -166,6 +167,10 @@ async def run(settings: Settings) -> None:
             process = Process(settings, metrics, client)
             process.take_signals()
             await require_current_definitions(client, namespace=(*settings.namespaces, "default")[0])
+            # What was made so far lives as long as the process, and each event is thousands of small objects.
+            gc.collect()
+            gc.freeze()
+            gc.set_threshold(50_000, 20, 50)
             await process.lifecycle.run()
     finally:
         server.shutdown()

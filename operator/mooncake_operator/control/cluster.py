@@ -45,6 +45,7 @@ from mooncake_operator.metrics import Metrics
 from mooncake_operator.planning import ClusterNames, Credentials, DesiredWorld, reasons, render_plan
 from mooncake_operator.planning.actions import Finding
 from mooncake_operator.planning.instances import Phase
+from mooncake_operator.planning.manifests.disruption import with_something_to_protect
 from mooncake_operator.planning.manifests.plan import Plan as RenderPlan
 from mooncake_operator.planning.manifests.plan import inline_pools, plan_of
 from mooncake_operator.planning.observed import Trouble
@@ -236,7 +237,7 @@ class _Pass:
             history: list[Finding] = []
             await together(
                 [
-                    _keep_plain(keeper, _plain(desired), inline),
+                    _keep_plain(keeper, _plain(desired, self._budgets(desired)), inline),
                     self._keep_history(rendered, cluster, read, history),
                 ]
             )
@@ -254,6 +255,10 @@ class _Pass:
         self, rendered: RenderPlan, cluster: Object, read: MooncakeCluster, findings: list[Finding]
     ) -> None:
         findings += await keep_history(self._client, self._world, rendered, cluster, read, self._pools)
+
+    def _budgets(self, desired: DesiredWorld) -> list[Object]:
+        there = {name for kind, name in self._world.owned or {} if kind == "PodDisruptionBudget"}
+        return with_something_to_protect(desired.disruption_budgets, self._cluster_pods(), there)
 
     async def _inquire(self) -> None:
         self._answers = await self._memory.inquiry.ask(
@@ -393,13 +398,13 @@ async def _keep_plain(keeper: ObjectKeeper, plain: Sequence[Object], inline: Seq
     await keeper.prune([*plain, *inline])
 
 
-def _plain(desired: DesiredWorld) -> list[Object]:
+def _plain(desired: DesiredWorld, budgets: Sequence[Object]) -> list[Object]:
     """All but Pods and pools, those first that others refer to."""
     return [
         *desired.secrets,
         *desired.config_maps,
         *desired.services,
         *desired.network_policies,
-        *desired.disruption_budgets,
+        *budgets,
         *desired.deployments,
     ]

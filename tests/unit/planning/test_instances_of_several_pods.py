@@ -13,7 +13,10 @@ from mooncake_core.config import SchedulerConfig, SidecarConfig
 from mooncake_core.profiles import LLAMA3_70B_A800
 from mooncake_operator.planning import ClusterNames, Credentials, Images, LocalNames, pod_names, render
 from mooncake_operator.planning.actions import CreatePod
-from mooncake_operator.planning.manifests.disruption import disruption_budgets
+from mooncake_operator.planning.manifests.disruption import (
+    disruption_budgets,
+    with_something_to_protect,
+)
 from mooncake_operator.planning.manifests.plan import Present, plan_of
 from mooncake_operator.planning.manifests.render import render_plan
 from mooncake_operator.planning.manifests.revisions import controller_revision, owner_reference, pod_of
@@ -386,3 +389,19 @@ def test_a_worker_whose_leader_is_gone_ends_at_once_and_without_complaint(redis)
         hook_of(a_cluster, local_names(a_cluster, 9)), capture_output=True, timeout=20, check=False
     )
     assert (done.returncode, done.stderr) == (0, b"")
+
+
+def test_a_budget_comes_with_the_first_ready_pod_and_stays():
+    world = render(cluster(), ClusterNames(), credentials=SECRETS)
+    pods = [{**pod, "status": {"conditions": [{"type": "Ready", "status": "False"}]}} for pod in world.pods]
+    wanted = world.disruption_budgets
+    assert "q-prefill" in {budget["metadata"]["name"] for budget in wanted}
+
+    def names(there=()):
+        return {b["metadata"]["name"] for b in with_something_to_protect(wanted, pods, there)}
+
+    assert names() == set()
+    assert names({"q-prefill"}) == {"q-prefill"}
+    first = next(pod for pod in pods if pod["metadata"]["name"] == "q-prefill-p-0")
+    first["status"] = {"conditions": [{"type": "Ready", "status": "True"}]}
+    assert names() == {"q-prefill"}

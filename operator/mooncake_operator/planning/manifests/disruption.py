@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 
 from mooncake_operator.planning.manifests.objects import Object, an_object, labels
 from mooncake_operator.planning.manifests.plan import EnginePoolPlan, Plan
@@ -20,6 +20,36 @@ def disruption_budgets(plan: Plan) -> list[Object]:
     if plan.store is not None and plan.store.spec.replicas > 1:
         budgets.append(_budget(plan, plan.store.name, NODE_ROLE, plan.store.spec.replicas - 1))
     return budgets
+
+
+def with_something_to_protect(
+    budgets: Iterable[Object], pods: Sequence[Object], there: Container[str]
+) -> list[Object]:
+    """Budgets that are there, and those that select a Ready Pod: only such a one is asked for at an eviction.
+
+    Before that a budget has no use, and its controller writes it anew for each Pod that is made.
+
+    Args:
+        budgets: the wanted ones.
+        pods: the cluster's, as they are.
+        there: names of those that exist.
+    """
+    ready = [pod for pod in pods if _is_ready(pod)]
+    return [
+        budget
+        for budget in budgets
+        if budget["metadata"]["name"] in there or any(_selects(budget, pod) for pod in ready)
+    ]
+
+
+def _is_ready(pod: Object) -> bool:
+    conditions = (pod.get("status") or {}).get("conditions") or ()
+    return any(each["type"] == "Ready" and each["status"] == "True" for each in conditions)
+
+
+def _selects(budget: Object, pod: Object) -> bool:
+    wanted = budget["spec"]["selector"]["matchLabels"].items()
+    return bool(wanted <= (pod["metadata"].get("labels") or {}).items())
 
 
 def pods_to_keep(sizes: Sequence[int], least: int) -> int:
