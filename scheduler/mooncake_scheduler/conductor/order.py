@@ -21,7 +21,7 @@ import msgspec
 
 from mooncake_core.ledger import InstanceLoad, Waiting
 
-AGEING = 0.1
+AGEING = 0.3
 """Seconds of computing that a second of waiting makes up for."""
 ROUNDING_S = 1e-3
 """Late by no more than that is in time: moments of many seconds are added up in floating point."""
