@@ -60,7 +60,8 @@ class Sum:
         """
         if not self._queued_us:
             return 0
-        return self._queued_us - min(self._head_us, microseconds(now_s - max(since_s, self._came_s)))
+        begun_s = since_s if since_s > self._came_s else self._came_s
+        return self._queued_us - min(self._head_us, microseconds(now_s - begun_s))
 
     def at(self, now_s: float, since_s: float) -> InstanceLoad:
         """The load at a moment; arguments as for `queued_us`."""

@@ -133,9 +133,11 @@ def exceeds_ratio(view: InstanceView, threshold: float) -> bool:
 
 def rank_decode(ask: Ask, view: InstanceView, model: CostModel) -> tuple[bool, float]:
     """(overfull, TBT) with all that is promised to the instance and this request: cheap, for ranking many."""
-    load = view.load
-    kv_tokens = load.kv_tokens
-    return _decode_rank(ask, view.instance, model, load.batch + load.arriving, kv_tokens, kv_tokens)
+    instance, load = view.instance, view.load
+    batch = load.batch + load.arriving
+    kv_tokens = load.kv_tokens + ask.prompt_tokens + ask.output_tokens
+    overfull = 0 < instance.max_batch <= batch or 0 < instance.kv_capacity_tokens < kv_tokens
+    return overfull, model.step_s(batch + 1, kv_tokens)
 
 
 def estimate_decode(
@@ -143,17 +145,12 @@ def estimate_decode(
 ) -> DecodeEstimate:
     """A decode instance at the moment the request arrives there (now + TTFT): exact, for the few best."""
     load = decode_at(view.load, now_s, at_s)
-    return DecodeEstimate(*_decode_rank(ask, view.instance, model, *load), load)
-
-
-def _decode_rank(
-    ask: Ask, instance: Instance, model: CostModel, batch: int, kv_tokens: int, promised_kv_tokens: int
-) -> tuple[bool, float]:
-    need_tokens = ask.prompt_tokens + ask.output_tokens
-    overfull = (0 < instance.max_batch <= batch) or (
-        0 < instance.kv_capacity_tokens < promised_kv_tokens + need_tokens
+    batch, kv_tokens, promised_kv_tokens = load
+    instance, need_tokens = view.instance, ask.prompt_tokens + ask.output_tokens
+    overfull = (
+        0 < instance.max_batch <= batch or 0 < instance.kv_capacity_tokens < promised_kv_tokens + need_tokens
     )
-    return overfull, model.step_s(batch + 1, kv_tokens + need_tokens)
+    return DecodeEstimate(overfull, model.step_s(batch + 1, kv_tokens + need_tokens), load)
 
 
 def may_pair(prefill: Instance, decode: Instance) -> bool:

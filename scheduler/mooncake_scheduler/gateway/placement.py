@@ -313,7 +313,7 @@ class Placer:
 
     def _world(self, ask: Ask, team: Team, depths: Mapping[str, Depth]) -> World:
         now_s = self.clock.now_s()
-        loads = self.ledger.loads(now_s)
+        loads = self._loads(now_s)
         prefill = [self._view(instance, loads, depths) for instance in team.prefill]
         if team.decode is team.prefill:
             decode = prefill
@@ -340,6 +340,20 @@ class Placer:
                 break
         return self._frozen_costs
 
+    def _loads(self, now_s: float) -> Mapping[str, InstanceLoad]:
+        """The ledger's loads by instance, raised by what engines report and by what it is being asked for."""
+        loads = self.ledger.loads(now_s)
+        raised = self.reported.foreign.keys() | self._asked_for.keys()
+        if not raised:
+            return loads
+        loads = dict(loads)
+        for name in raised:
+            load = self._with_foreign(name, loads.get(name, _IDLE))
+            if name in self._asked_for:
+                load = with_foreign(load, Foreign(*self._asked_for[name]))
+            loads[name] = load
+        return loads
+
     def _with_foreign(self, instance_id: str, load: InstanceLoad) -> InstanceLoad:
         """A load as the ledger knows it, raised by what the engine reports beyond that."""
         foreign = self.reported.foreign.get(instance_id)
@@ -361,10 +375,6 @@ class Placer:
     ) -> InstanceView:
         name = instance.id
         load = loads.get(name, _IDLE)
-        if self.reported.foreign:
-            load = self._with_foreign(name, load)
-        if name in self._asked_for:
-            load = with_foreign(load, Foreign(*self._asked_for[name]))
         held = depths[name].hbm if name in depths else 0
         stored = depths.get(instance.store) if instance.fetch == "store" else None
         if not held and stored is None:
