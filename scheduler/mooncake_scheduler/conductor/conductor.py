@@ -152,7 +152,7 @@ class Conductor:
 
     def line(self) -> Line:
         """A line for those who wait for a place to decode."""
-        return Line(self.admission.headroom)
+        return Line(self.seat_limits)
 
     def hold(self, ask: Ask, placement: Placement, slo: Slo, arrived_s: float, now_s: float) -> Held:
         """A request whose prompt was computed just now, as it gets in line.
@@ -174,7 +174,9 @@ class Conductor:
 
     def seat_limits(self, slo: Slo, decode: Instance) -> SeatLimits:
         """The bounds with which `Ledger.seat` checks a place again."""
-        return seat_limits(decode, self.costs.of(decode), slo, self.admission.headroom)
+        # Of answers under way one half is still to come, on average.
+        to_come_tokens = self.output.mean_tokens / 2
+        return seat_limits(decode, self.costs.of(decode), slo, self.admission.headroom, to_come_tokens)
 
     def check_stage(self, stage: Stage, ask: Ask, placement: Placement, world: World) -> Refused | None:
         """Whether a stage may start now (`Admission.check_stage`); a refusal of decode wastes its prefill."""

@@ -24,6 +24,9 @@ from mooncake_scheduler.conductor.model import Ask, InstanceView, Slo
 from mooncake_scheduler.conductor.placement import may_pair
 from mooncake_scheduler.conductor.prediction import decode_now
 
+MEMORY_RESERVE = 0.4
+"""Of the share that is left free of the TBT target, what is left free of KV memory: what is promised has its
+whole answer in it, and of a hundred requests not all answers are longer than predicted (ADR 32)."""
 BURST = 16
 """Requests of this size that others may have promised to an instance since they were last heard of."""
 
@@ -51,22 +54,26 @@ class Seat(NamedTuple):
     decode: Instance
 
 
-def seat_limits(instance: Instance, model: CostModel, slo: Slo, headroom: float) -> SeatLimits:
+def seat_limits(
+    instance: Instance, model: CostModel, slo: Slo, headroom: float, to_come_tokens: float = 0.0
+) -> SeatLimits:
     """What a decode instance may carry with one more request: of TBT and KV memory, room for growth kept.
 
     Args:
         instance: which one.
         model: its costs; one that does not know decode yet is no ground to let anybody wait.
         slo: the request's targets.
-        headroom: share of the TBT target and of memory that is filled.
+        headroom: share of the TBT target that is filled; of memory it is more (`MEMORY_RESERVE`).
+        to_come_tokens: of the KV that is promised to a request, what on average is not written yet: it takes
+            its place, and no time yet.
     """
     judged = slo.tbt_s is not None and model.knows_decode
     return SeatLimits(
         batch=instance.max_batch,
-        kv_tokens=int(headroom * instance.kv_capacity_tokens),
+        kv_tokens=int((1 - MEMORY_RESERVE * (1 - headroom)) * instance.kv_capacity_tokens),
         step_s=headroom * slo.tbt_s if judged and slo.tbt_s is not None else inf,
         base_s=model.t0_s,
-        request_s=model.t1_s_per_request,
+        request_s=max(0.0, model.t1_s_per_request - model.t2_s_per_token * to_come_tokens),
         token_s=model.t2_s_per_token,
     )
 
@@ -99,11 +106,11 @@ class Line:
     (`waiting`).
 
     Args:
-        headroom: share of the TBT target and of KV memory that is filled; the rest is room for growth.
+        limits: what a decode instance may carry, by the targets of who asks.
     """
 
-    def __init__(self, headroom: float) -> None:
-        self._headroom = headroom
+    def __init__(self, limits: Callable[[Slo, Instance], SeatLimits]) -> None:
+        self._limits = limits
         self._held: dict[str, Held] = {}
         self._order: list[Held] = []
 
@@ -161,12 +168,10 @@ class Line:
             cost: their costs.
             can_take: whether a decode instance can take what is staged for somebody.
         """
-        rooms = [_Room(view.instance, view.load, cost.of(view.instance)) for view in decode]
+        rooms = [_Room(view.instance, view.load, cost.of(view.instance), self._limits) for view in decode]
         seats = []
         for held in self._order:
-            free = [
-                room for room in rooms if room.fits(held, self._headroom) and can_take(held, room.instance)
-            ]
+            free = [room for room in rooms if room.fits(held) and can_take(held, room.instance)]
             if free:
                 room = next((room for room in free if room.instance.id == held.wanted), None)
                 room = room or min(free, key=lambda room: room.step_s(held))
@@ -182,20 +187,27 @@ def _rank(held: Held) -> tuple[int, float, str]:
 class _Room:
     """What decodes at an instance, as far as it is given away in one look."""
 
-    __slots__ = ("_batch", "_kv_tokens", "_limits", "_model", "_slo", "instance")
+    __slots__ = ("_batch", "_kv_tokens", "_limits", "_limits_of", "_model", "_slo", "instance")
 
-    def __init__(self, instance: Instance, load: InstanceLoad, model: CostModel) -> None:
+    def __init__(
+        self,
+        instance: Instance,
+        load: InstanceLoad,
+        model: CostModel,
+        limits_of: Callable[[Slo, Instance], SeatLimits],
+    ) -> None:
         self.instance = instance
+        self._limits_of = limits_of
         self._model = model
         self._batch, self._kv_tokens, _ = decode_now(load)
         self._slo: Slo | None = None
         self._limits = SeatLimits()
 
-    def fits(self, held: Held, headroom: float) -> bool:
+    def fits(self, held: Held) -> bool:
         if held.slo is not self._slo:
             # Mostly the same for all.
             self._slo = held.slo
-            self._limits = seat_limits(self.instance, self._model, held.slo, headroom)
+            self._limits = self._limits_of(held.slo, self.instance)
         return self._limits.exceeded(self._batch, self._kv_tokens, _need_tokens(held)) is None
 
     def step_s(self, held: Held) -> float:

@@ -58,6 +58,11 @@ class OutputPrediction:
         """Mean absolute error of what was predicted lately."""
         return self._error.value
 
+    @property
+    def mean_tokens(self) -> float:
+        """Mean length of the answers that ended lately, whoever asked."""
+        return self._default_tokens if self._all_tokens.seen < LEAST_SEEN else self._all_tokens.value
+
     def predict(self, tenant: str, prompt_tokens: int, max_tokens: int | None = None) -> int:
         """Tokens that the answer is expected to have; never above `max_tokens`, at least 1."""
         return self._best(self._classes.get((tenant, prompt_tokens.bit_length())), max_tokens)
@@ -85,7 +90,7 @@ class OutputPrediction:
         self._all_tokens.add(output_tokens)
 
     def _best(self, known: _Class | None, max_tokens: int | None) -> int:
-        guess = self._default_tokens if self._all_tokens.seen < LEAST_SEEN else self._all_tokens.value
+        guess = self.mean_tokens
         if known is not None and known.mean_tokens.seen >= LEAST_SEEN:
             best = (known.class_error.value, known.mean_tokens.value)
             system = (known.system_error.value, self._all_tokens.value)

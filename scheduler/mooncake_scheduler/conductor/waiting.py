@@ -48,7 +48,9 @@ class PlaceWaits:
         """The chance to find a place within so many seconds; None where too few waited lately to tell.
 
         Who needed as much and found one in that time speaks for it, who needed no more and did not, against.
-        Where neither is known it is as likely as not. It never grows as the time gets shorter.
+        Where neither is known it is as likely as not (Jeffreys' prior: half a request each): with a whole one
+        each, 49 that found none would have to come together in a minute to be next to hopeless. It never
+        grows as the time gets shorter.
         """
         found = lost = lately = 0
         for at_s, needed, wait_s, has_found in self._fared:
@@ -59,7 +61,7 @@ class PlaceWaits:
                 found += needed >= need_tokens
             else:
                 lost += needed <= need_tokens
-        return (found + 1) / (found + lost + 2) if lately >= LEAST_SEEN else None
+        return (found + 0.5) / (found + lost + 1) if lately >= LEAST_SEEN else None
 
     def expected_s(self, need_tokens: int, now_s: float) -> float:
         """Seconds that one like it waits: the median of those nearest in size who found a place lately."""

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from mooncake_core.config.scheduler import AdmissionMode
-from mooncake_core.ledger import InstanceLoad
-from mooncake_core.registry import Role
+from mooncake_core.ledger import InstanceLoad, SeatLimits
+from mooncake_core.registry import Instance, Role
 from mooncake_scheduler.conductor.admission import Admission
 from mooncake_scheduler.conductor.conductor import Conductor
 from mooncake_scheduler.conductor.cost import CostModels
@@ -23,6 +23,11 @@ from mooncake_testing.worlds import ROUND_COSTS, decode, instance, prefill, worl
 few = settings(max_examples=150, deadline=None)
 NOW_S = 100.0
 COSTS = CostModels(default=ROUND_COSTS)
+
+
+def limits_of(slo: Slo, there: Instance) -> SeatLimits:
+    return seat_limits(there, ROUND_COSTS, slo, 0.95, 40.0)
+
 
 fared = st.lists(
     st.tuples(st.integers(1, 20_000), st.floats(0, 40), st.floats(NOW_S - 90, NOW_S), st.booleans()),
@@ -122,7 +127,7 @@ requests = st.lists(
 def test_places_are_given_within_the_limits_to_everybody_who_fits_and_to_nobody_twice(
     views: list[InstanceView], waiting: list[tuple[int, int, int, float]], tbt_s: float | None
 ) -> None:
-    line, slo, source = Line(0.95), Slo(60.0, tbt_s), instance("p", Role.PREFILL)
+    line, slo, source = Line(limits_of), Slo(60.0, tbt_s), instance("p", Role.PREFILL)
     for number, (prompt, output, priority, arrived_s) in enumerate(waiting):
         ask = Ask(f"r{number}", prompt, output, priority=priority)
         line.join(Held(ask, source, "d0", slo, arrived_s, 95.0, 130.0))
@@ -144,7 +149,7 @@ def test_places_are_given_within_the_limits_to_everybody_who_fits_and_to_nobody_
         free = [
             name
             for name, (there, batch, kv_tokens) in state.items()
-            if seat_limits(there, ROUND_COSTS, slo, 0.95).exceeded(batch, kv_tokens, need) is None
+            if limits_of(slo, there).exceeded(batch, kv_tokens, need) is None
         ]
         seat = next((seat for seat in seats if seat.held is held), None)
         assert (seat is not None) == bool(free)
@@ -172,7 +177,7 @@ def test_where_there_is_plenty_all_find_a_place_with_as_many_again_unseen(
     decoding: list[int], promised: list[int], max_batch: int, tbt_s: float | None, chance: random.Random
 ) -> None:
     there = structs.replace(instance("d0", Role.DECODE), max_batch=max_batch, kv_capacity_tokens=150_000)
-    limits = seat_limits(there, ROUND_COSTS, Slo(60.0, tbt_s), 0.95)
+    limits = limits_of(Slo(60.0, tbt_s), there)
     load = InstanceLoad(batch=len(decoding), arriving=len(promised), kv_tokens=sum(decoding) + sum(promised))
     if not has_plenty(load, limits, promised[0]):
         return
