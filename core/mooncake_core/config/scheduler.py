@@ -58,7 +58,8 @@ class AdmissionConfig(ConfigDocument):
     mode: AdmissionMode = AdmissionMode.PREDICTIVE
     priority_floor: int = 0
     headroom: float = Field(default=0.95, gt=0, le=1)
-    """Share of the TBT target and of HBM that admission fills; the rest is room for KV growth."""
+    """Share of the TBT target and of HBM that admission fills; the rest is room for KV growth. Of HBM those
+    who wait for a place to decode leave only 0.4 of that rest free."""
 
 
 class AuthConfig(ConfigDocument):
