@@ -37,8 +37,8 @@ test-apiserver: e2e-programs ## run the operator against a real API server, with
 test-engines: $(STAMP) ## run the gateway before real vLLM on CPU (first time: a minute and 2.5 GB in the cache)
 	$(BIN)/pytest -m engines tests/engines
 
-e2e: e2e-programs ## run the end-to-end tests on a Kubernetes cluster of their own
-	$(BIN)/python -m pytest e2e
+e2e: e2e-programs ## run the end-to-end tests on two Kubernetes clusters of their own, or on E2E_KUBECONFIG's
+	$(BIN)/python -m pytest e2e $(if $(E2E_KUBECONFIG),,-n 2 --dist loadfile)
 
 e2e-programs: $(STAMP) ## find Kubernetes' programs, or build them into a cache (first time: 20 minutes)
 	$(BIN)/python -m e2e.cluster build

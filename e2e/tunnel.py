@@ -75,7 +75,12 @@ async def to_pod(kube: Kube, name: str, namespace: str, port: int) -> AsyncItera
 async def _listening(kube: Kube, namespace: str, choose: Choose) -> AsyncIterator[str]:
     under_way: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
 
+    ended = False
+
     def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if ended:  # it came while the server was being closed
+            writer.transport.abort()
+            return
         task = asyncio.create_task(_forward(kube, namespace, choose, reader, writer))
         under_way[task] = writer
         task.add_done_callback(under_way.pop)
@@ -86,15 +91,17 @@ async def _listening(kube: Kube, namespace: str, choose: Choose) -> AsyncIterato
         yield f"http://127.0.0.1:{listener.getsockname()[1]}"
     finally:
         server.close()
+        ended = True
         open_ones = dict(under_way)
-        for task in open_ones:
+        for task, writer in open_ones.items():
             task.cancel()
-        await asyncio.gather(*open_ones, return_exceptions=True)
-        # A task that was cancelled before it began has closed nothing.
-        for writer in open_ones.values():
+            # A task that is cancelled before it began closes nothing, and one may wait for a slow reader.
             writer.transport.abort()
-        # Transports end in the loop's next turn, which is not taken for granted after this.
-        await asyncio.sleep(0)
+        await asyncio.gather(*open_ones, return_exceptions=True)
+        # Connections that are being accepted take two turns of the loop to be told of, and transports one to
+        # end; none is taken for granted after this.
+        for _ in range(4):
+            await asyncio.sleep(0)
 
 
 async def _forward(
@@ -116,8 +123,10 @@ async def _forward(
     except (aiohttp.ClientError, ConnectionError, KubeError, LookupError):
         writer.transport.abort()
     finally:
+        writer.close()
         with suppress(OSError):
-            writer.close()
+            # While something is left to be sent it is under way, and whoever ends the server sees to it.
+            await writer.wait_closed()
 
 
 async def _send(reader: asyncio.StreamReader, stream: aiohttp.ClientWebSocketResponse) -> None:
