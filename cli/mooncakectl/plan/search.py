@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from math import inf
 from typing import NamedTuple
 
@@ -69,6 +70,7 @@ def cheapest(
             tried[size] = does(size)
         return tried[size]
 
+    may_be_chosen = cache(allowed)
     found = next((size for size in _fewer_prefill(least, most) if holds(size)), None)
     if found is None:
         raise NoSizeError
@@ -76,10 +78,10 @@ def cheapest(
     prefill = fewest(lambda count: holds(Size(count, most.decode)), least.prefill, most.prefill)
     decode = fewest(lambda count: holds(Size(most.prefill, count)), least.decode, most.decode)
     corner = Size(prefill, decode)
-    enough = [corner] if holds(corner) else list(_staircase(holds, prices, corner, most, allowed))
+    enough = [corner] if holds(corner) else list(_staircase(holds, prices, corner, most, may_be_chosen))
     for size in _by_price(corner, most, prices):
-        if allowed(size) and any(size.covers(each) for each in enough) and holds(size):
-            return _smallest(size, holds, prices, allowed)
+        if any(size.covers(each) for each in enough) and may_be_chosen(size) and holds(size):
+            return _smallest(size, holds, prices, may_be_chosen)
     raise NoSizeError
 
 

@@ -48,6 +48,7 @@ from mooncake_operator.planning.instances import Phase
 from mooncake_operator.planning.manifests.disruption import with_something_to_protect
 from mooncake_operator.planning.manifests.plan import Plan as RenderPlan
 from mooncake_operator.planning.manifests.plan import inline_pools, plan_of
+from mooncake_operator.planning.manifests.services import still_looked_up
 from mooncake_operator.planning.observed import Trouble
 from mooncake_operator.planning.plan import Plan, must_be_reported_first, plan
 from mooncake_operator.settings import Settings
@@ -237,7 +238,9 @@ class _Pass:
             history: list[Finding] = []
             await together(
                 [
-                    _keep_plain(keeper, _plain(desired, self._budgets(desired)), inline),
+                    _keep_plain(
+                        keeper, _plain(desired, self._budgets(desired)), [*inline, *self._looked_up()]
+                    ),
                     self._keep_history(rendered, cluster, read, history),
                 ]
             )
@@ -259,6 +262,10 @@ class _Pass:
     def _budgets(self, desired: DesiredWorld) -> list[Object]:
         there = {name for kind, name in self._world.owned or {} if kind == "PodDisruptionBudget"}
         return with_something_to_protect(desired.disruption_budgets, self._cluster_pods(), there)
+
+    def _looked_up(self) -> list[Object]:
+        there = [obj for (kind, _), obj in (self._world.owned or {}).items() if kind == "Service"]
+        return still_looked_up(there, self._cluster_pods())
 
     async def _inquire(self) -> None:
         self._answers = await self._memory.inquiry.ask(
@@ -393,9 +400,9 @@ class _Pass:
         return set() if self._world.cluster is None else condition_reasons(self._world.cluster)
 
 
-async def _keep_plain(keeper: ObjectKeeper, plain: Sequence[Object], inline: Sequence[Object]) -> None:
+async def _keep_plain(keeper: ObjectKeeper, plain: Sequence[Object], others: Sequence[Object]) -> None:
     await keeper.keep(plain)
-    await keeper.prune([*plain, *inline])
+    await keeper.prune([*plain, *others])
 
 
 def _plain(desired: DesiredWorld, budgets: Sequence[Object]) -> list[Object]:

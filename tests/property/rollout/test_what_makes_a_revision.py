@@ -108,7 +108,8 @@ def test_the_same_amount_in_another_notation_is_the_same_revision():
     }
     written = copy.deepcopy(manifest)
     written["spec"]["prefillPools"][0]["resources"]["memory"] = "1024Gi"
-    written["spec"]["kvCachePools"][0]["segmentSize"] = "2048.0Gi"
+    master = {"eviction": {"ratio": "0.050"}}
+    written["spec"]["kvCachePools"][0] |= {"segmentSize": "2048.0Gi", "master": master}
     other = copy.deepcopy(manifest)
     other["spec"]["prefillPools"][0]["resources"]["memory"] = "1023Gi"
     made = map(rendered, (manifest, written, other))

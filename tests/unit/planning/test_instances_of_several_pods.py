@@ -20,6 +20,7 @@ from mooncake_operator.planning.manifests.disruption import (
 from mooncake_operator.planning.manifests.plan import Present, plan_of
 from mooncake_operator.planning.manifests.render import render_plan
 from mooncake_operator.planning.manifests.revisions import controller_revision, owner_reference, pod_of
+from mooncake_operator.planning.manifests.services import still_looked_up
 from mooncake_operator.planning.reading import observed_pod, observed_revision
 from mooncake_operator.planning.wishes import Identity, desired_cluster
 from mooncake_scheduler.app import starting_costs
@@ -405,3 +406,17 @@ def test_a_budget_comes_with_the_first_ready_pod_and_stays():
     first = next(pod for pod in pods if pod["metadata"]["name"] == "q-prefill-p-0")
     first["status"] = {"conditions": [{"type": "Ready", "status": "True"}]}
     assert names() == {"q-prefill"}
+
+
+def test_a_service_stays_while_a_worker_ends_or_an_engine_has_no_sidecar():
+    services = [{"metadata": {"name": name}} for name in ("q-prefill", "q-decode", "q-scheduler")]
+    groups = render(cluster(), ClusterNames(), credentials=SECRETS).pods
+    worker = [pod for pod in groups if pod["metadata"]["name"] == "q-prefill-p-0-w1"]
+    leaders = [pod for pod in groups if pod["metadata"]["labels"].get("mooncake.io/rank") == "0"]
+    assert leaders
+    assert still_looked_up(services, leaders) == []
+    assert [one["metadata"]["name"] for one in still_looked_up(services, worker)] == ["q-prefill"]
+    alone = cluster(prefill={"name": "prefill"}, engine=SIMULATED, redis=False)
+    static = render(alone, ClusterNames(), credentials=SECRETS).pods
+    found = still_looked_up(services, static)
+    assert [one["metadata"]["name"] for one in found] == ["q-prefill", "q-decode"]

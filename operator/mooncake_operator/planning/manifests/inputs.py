@@ -79,7 +79,27 @@ def written(spec: ApiModel) -> dict[str, Any]:
 
     Defaults that later versions add or change are none of it.
     """
-    return spec.model_dump(mode="json", by_alias=True, exclude_defaults=True, context=BY_VALUE)
+    found: dict[str, Any] = spec.model_dump(
+        mode="json", by_alias=True, exclude_defaults=True, context=BY_VALUE
+    )
+    for name, field in type(spec).model_fields.items():
+        key, value = field.alias or name, getattr(spec, name)
+        if key not in found:
+            continue
+        default = field.get_default(call_default_factory=True)
+        if isinstance(value, ApiModel):
+            found[key] = written(value)
+            is_default = isinstance(default, ApiModel) and found[key] == written(default)
+        else:
+            is_default = isinstance(default, str) and found[key] == _by_value(spec, name, key, default)
+        if is_default:
+            del found[key]  # the default, in another notation
+    return found
+
+
+def _by_value(spec: ApiModel, name: str, key: str, value: str) -> Any:
+    blank = type(spec).model_construct(**{name: value})
+    return blank.model_dump(mode="json", by_alias=True, include={name}, context=BY_VALUE)[key]
 
 
 def _without(spec: dict[str, Any], fields: frozenset[str]) -> dict[str, Any]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from mooncake_operator.planning.manifests.objects import (
     CLUSTER_LABEL,
     POOL_LABEL,
@@ -38,6 +40,26 @@ def _is_looked_up(plan: Plan, pool: EnginePoolPlan) -> bool:
     there = (plan.present or {}).get(pool.name, ())
     sizes = (pool.spec.instance.size, *(present.size for present in there))
     return not plan.shares_state or any(size > 1 for size in sizes)
+
+
+def still_looked_up(services: Iterable[Object], pods: Iterable[Object]) -> list[Object]:
+    """Services of pools that have a Pod which finds another by name, or is found so, whatever is wanted now.
+
+    A worker looks for its leader until it has ended, and schedulers without Redis go on with the addresses
+    that they know until there are instances that register.
+
+    Args:
+        services: those that are there.
+        pods: the cluster's, those that end too.
+    """
+    pools = {(pod["metadata"].get("labels") or {}).get(POOL_LABEL) for pod in pods if _needs_names(pod)}
+    return [one for one in services if one["metadata"]["name"] in pools]
+
+
+def _needs_names(pod: Object) -> bool:
+    rank = (pod["metadata"].get("labels") or {}).get(RANK_LABEL)
+    containers = (pod.get("spec") or {}).get("containers") or ()
+    return rank is not None and (rank != "0" or all(each["name"] != "sidecar" for each in containers))
 
 
 def _endpoint(plan: Plan) -> Object:
