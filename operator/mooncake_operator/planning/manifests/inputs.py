@@ -98,7 +98,7 @@ def written(spec: ApiModel) -> dict[str, Any]:
 
 
 def _by_value(spec: ApiModel, name: str, key: str, value: str) -> Any:
-    blank = type(spec).model_construct(**{name: value})
+    blank = type(spec).model_construct(None, **{name: value})
     return blank.model_dump(mode="json", by_alias=True, include={name}, context=BY_VALUE)[key]
 
 
