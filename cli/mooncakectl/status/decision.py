@@ -53,6 +53,8 @@ def _headline(decision: Mapping[str, Any], placement: Mapping[str, Any]) -> Text
         text.append(f"\nprefill on {prefill}, decode on {_id(placement.get('decode'))}", style="green")
     if (held_s := decision.get("held_s")) is not None:
         text.append(f"\nwaited {_seconds(held_s)} s for its turn at the prefill instance")
+        if moves := decision.get("moves"):
+            text.append(f", moved {moves}× from another")
     if outcome := decision.get("outcome"):
         attempts = decision.get("attempts") or 1
         text.append(f"\noutcome: {outcome}" + (f" after {attempts} attempts" if attempts > 1 else ""))

@@ -149,19 +149,20 @@ class RedisLedger:
         """As the contract says.
 
         Raises:
-            ConnectionError: Redis is away or too slow; it waits on where it did.
+            ConnectionError: Redis is away or too slow, or does not hold the own table just now (`refresh`
+                posts it: a move is not worth waiting for that); it waits on where it did.
             LookupError: no such reservation waits for its turn.
         """
         entry = self._board.in_line(reservation.id)
-        for _ in range(2):
-            await self._post_if_unsure()
-            generation = self._generation
-            reply = await self._ask(MOVE, self._move_arguments(entry, reservation, ahead_s, now_s))
-            if reply != STALE:
-                break
-            self._unsure = self._unsure or generation == self._generation
+        if self._unsure or self._closed:
+            raise ConnectionError("Redis does not hold the ledger's table as it is")
+        generation = self._generation
+        reply = await self._ask(MOVE, self._move_arguments(entry, reservation, ahead_s, now_s))
         if reply == QUEUE_FULL:
             return False
+        if reply == STALE:
+            self._unsure = self._unsure or generation == self._generation
+            raise ConnectionError("the ledger's table is to be posted anew")
         taken = reply == TAKEN and self._board.book.move(reservation) is not None
         if not taken or generation != self._generation:
             # Redis is not as the own table is: replaced meanwhile, or the request ended while it was asked.

@@ -116,6 +116,7 @@ def decision_view(
         "ask": None if decision.ask is None else msgspec.structs.asdict(decision.ask),
         "placement": None if placement is None else _placement_view(placement),
         "attempts": decision.attempts,
+        "moves": decision.moves,
         "refused": None if decision.refused is None else decision.refused.value,
         "outcome": decision.outcome,
         "index": decision.index,

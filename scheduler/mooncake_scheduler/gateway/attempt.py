@@ -252,9 +252,17 @@ class Attempt(Sending):
         job, services = self._job, self._services
         late_binding = services.late_binding
         assert late_binding is not None
-        if await late_binding.take(binding, move, time.monotonic()):
+        # One whose move nobody sees would be released where it is not any more.
+        job.flow.shielded = True
+        try:
+            moved = await late_binding.take(binding, move, time.monotonic())
+        finally:
+            job.flow.shielded = False
+        if moved:
+            job.decision.moves = binding.moves
             self._placement = job.placement = job.decision.placement = binding.placement
             services.metrics.moved()
+        job.flow.check()
         prefill = self._placement.prefill
         waiting = services.ledger.waiting(job.ask.id)
         assert prefill is not None

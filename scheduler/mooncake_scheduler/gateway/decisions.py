@@ -25,6 +25,8 @@ class Decision(msgspec.Struct, eq=False):
     world: World | None = None
     placement: Placement | None = None
     attempts: int = 0
+    moves: int = 0
+    """How often it was moved to another prefill instance while it waited for its turn."""
     refused: RefusalReason | None = None
     outcome: str = ""
     streamed: bool = False

@@ -119,6 +119,9 @@ class Flow:
             self.interrupt(DeadlineError())
 
     def _future_done(self, future: asyncio.Future[Any]) -> None:
+        if future is not self._future:
+            # Interrupted after it was done and before this call: the loop had it in its list already.
+            return
         self._future = None
         self._step(None)
 

@@ -213,9 +213,13 @@ class Placer:
             views.append(InstanceView(instance, self._with_foreign(instance.id, load)))
         return World(now_s, views[:1], views[1:], world.cost, world.slo)
 
-    def view(self, instance: Instance, depths: Mapping[str, Depth]) -> InstanceView:
-        """What is known of one instance now, for a prompt that others hold so deep (in blocks)."""
-        return self._view(instance, self.ledger.loads(self.clock.now_s()), depths)
+    def view(self, instance: Instance, load: InstanceLoad, depths: Mapping[str, Depth]) -> InstanceView:
+        """One instance with a load (`full_load`), for a prompt that others hold so deep (in blocks)."""
+        return self._view(instance, {instance.id: load}, depths)
+
+    def full_load(self, instance_id: str, now_s: float) -> InstanceLoad:
+        """The load of one instance as placing sees it: `load`, and what the ledger is being asked for."""
+        return self._with_asked_for(instance_id, self.load(instance_id, now_s))
 
     def load(self, instance_id: str, now_s: float) -> InstanceLoad:
         """The load of one instance, strangers' work included."""
@@ -349,10 +353,12 @@ class Placer:
         loads = dict(loads)
         for name in raised:
             load = self._with_foreign(name, loads.get(name, _IDLE))
-            if name in self._asked_for:
-                load = with_foreign(load, Foreign(*self._asked_for[name]))
-            loads[name] = load
+            loads[name] = self._with_asked_for(name, load)
         return loads
+
+    def _with_asked_for(self, instance_id: str, load: InstanceLoad) -> InstanceLoad:
+        asked_for = self._asked_for.get(instance_id)
+        return load if asked_for is None else with_foreign(load, Foreign(*asked_for))
 
     def _with_foreign(self, instance_id: str, load: InstanceLoad) -> InstanceLoad:
         """A load as the ledger knows it, raised by what the engine reports beyond that."""

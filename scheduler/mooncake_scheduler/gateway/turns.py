@@ -122,9 +122,14 @@ class Turns:
         instance_id = member.instance.id
         held = InLine(flow, member, reservation, waiting, binding)
         load = self._ledger.load(instance_id, self._clock.now_s())
-        if load.queued == len(load.waiting) and (binding is None or not binding.moves):
+        if binding is not None and binding.turn_from_s is not None:
+            # It is back from an offer: what the mirror had to hear of when it came has not become younger.
+            held.not_before_s = binding.turn_from_s
+        elif load.queued == len(load.waiting):
             # The ledger let it wait, and the mirror shows nobody at work: it has not heard of them yet.
             held.not_before_s = self._monotonic() + MIRROR_S
+        if binding is not None:
+            binding.turn_from_s = held.not_before_s
         self._held.setdefault(instance_id, []).append(held)
         try:
             self.look(instance_id)

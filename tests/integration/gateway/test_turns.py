@@ -218,6 +218,8 @@ async def test_those_who_wait_are_computed_by_another_instance_that_has_nothing_
         await running.settled()
         page = (await running.client.get("/metrics")).text
         assert f"mooncake_prefill_moves_total {stuck}.0" in page
+        views = [decision_view(each) for each in running.scheduler.services.decisions.latest(6)]
+        assert sum(view["moves"] for view in views) == stuck
         assert ledger.load(prefills[0].name, clock.now_s()).queued == 0
 
 
@@ -410,6 +412,95 @@ async def test_two_schedulers_move_those_who_wait_and_each_is_computed_once(
         assert sum(one.scheduler.services.metrics.moves for one in both) > 0
         for one in both:
             await until(lambda one=one: one.reserved == 0)  # type: ignore[misc]
+
+
+async def test_while_redis_hangs_those_who_wait_stay_in_line_and_no_instance_stands_idle(
+    tmp_path: Path, redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hold = [asyncio.Event(), asyncio.Event()]
+    prefills = [ScriptedEngine(f"p{n}", Role.PREFILL, MOONCAKE) for n in range(2)]
+    decode = ScriptedEngine("d", Role.DECODE, MOONCAKE)
+    async with schedulers(tmp_path, redis_server, (*prefills, decode), count=1) as (one,):
+        ledger, clock = one.scheduler.services.ledger, one.scheduler.services.clock
+        for engine, event in zip(prefills, hold, strict=True):
+            engine.usual = Act(hold=event)
+        busy = [asyncio.ensure_future(one.complete(prompt=a_prompt(9_000, n))) for n in range(2)]
+        for engine in prefills:
+            await engine.leg()
+        asked = [await ask(one, 1_000 + 10 * n) for n in range(20)]
+        stuck = len(ledger.load("p0", clock.now_s()).waiting)
+        assert stuck > 5
+        move, under_way, most = ledger.move, 0, 0
+
+        async def counted(*wanted: Any) -> bool:
+            nonlocal under_way, most
+            under_way += 1
+            most = max(most, under_way)
+            try:
+                return await move(*wanted)
+            finally:
+                under_way -= 1
+
+        monkeypatch.setattr(ledger, "move", counted)
+        redis_server.pause()
+        try:
+            hold[1].set()
+            # The other one takes those that wait for it, and runs out of work.
+            await until(lambda: len(prefills[1].legs) == 21 - stuck)
+            least = stuck
+            ends_s = time.monotonic() + 1.5
+            while time.monotonic() < ends_s:
+                await asyncio.sleep(0.01)
+                least = min(least, held(one))
+            assert most <= 1
+            assert least >= stuck - 1
+            hold[0].set()
+            await until(lambda: len(prefills[0].legs) == 1 + stuck, within_s=1.5)
+        finally:
+            redis_server.resume()
+        assert await statuses(*busy, *asked) == [200] * 22
+
+
+async def test_who_leaves_while_it_is_being_moved_is_released_where_it_is_then(
+    tmp_path: Path, redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hold = [asyncio.Event(), asyncio.Event()]
+    prefills = [ScriptedEngine(f"p{n}", Role.PREFILL, MOONCAKE) for n in range(2)]
+    decode = ScriptedEngine("d", Role.DECODE, MOONCAKE)
+    async with schedulers(tmp_path, redis_server, (*prefills, decode), count=1) as (one,):
+        ledger, clock = one.scheduler.services.ledger, one.scheduler.services.clock
+        for engine, event in zip(prefills, hold, strict=True):
+            engine.usual = Act(hold=event)
+        busy = [asyncio.ensure_future(one.complete(prompt=a_prompt(9_000, n))) for n in range(2)]
+        for engine in prefills:
+            await engine.leg()
+        leaving = [await RawClient.ask(one.port, prompt=a_prompt(3_000, n)) for n in range(2)]
+        await until(lambda: held(one) == 2)
+        move, moving, go = ledger.move, asyncio.Event(), asyncio.Event()
+        moved = []
+
+        async def slow(*wanted: Any) -> bool:
+            moving.set()
+            await go.wait()
+            moved.append(await move(*wanted))
+            return moved[-1]
+
+        monkeypatch.setattr(ledger, "move", slow)
+        hold[1].set()
+        await until(moving.is_set)
+        for each in leaving:
+            each.leave()
+        await asyncio.sleep(0.2)
+        assert one.reserved == 2, "the one that computes, and the one that is being moved"
+        go.set()
+        await until(lambda: one.reserved == 1)
+        assert moved == [True]
+        hold[0].set()
+        assert await statuses(*busy) == [200] * 2
+        await one.settled()
+        assert all(load.queued == 0 for load in ledger.loads(clock.now_s()).values())
+        # Nothing was unclear, or the table would have been posted again.
+        assert ledger.posted == 1  # type: ignore[attr-defined]
 
 
 async def test_of_two_that_are_placed_anew_at_once_only_as_many_are_promised_as_can_be_kept(

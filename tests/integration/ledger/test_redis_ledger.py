@@ -216,6 +216,11 @@ async def test_while_redis_is_away_a_prefill_waits_on_where_it_did(
         await ledger.move(reservation("b", prefill="other"), 0.1, 1.0)
     assert len(ledger.load("p", 1.0).waiting) == 1
     redis_server.restart()
+    # It is `refresh` that posts the table: one that waits for its turn does not wait for that.
+    posted = ledger.posted
+    with pytest.raises(ConnectionError, match="as it is"):
+        await ledger.move(reservation("b", prefill="other"), 0.1, 1.0)
+    assert ledger.posted == posted
     await until(lambda: refreshes(ledger))
     assert totals(redis_server) == {"q:p": 2_000_000, "n:d": 2, "k:d": 200}
     assert await ledger.move(reservation("b", prefill="other"), 0.1, 1.0)

@@ -76,6 +76,31 @@ async def test_an_interruption_arrives_where_the_flow_waits(waits_for: str) -> N
     assert (seen, run.done, run.errors) == (["left", "cleaned up"], 1, [])
 
 
+async def test_a_future_that_was_done_when_the_flow_was_interrupted_wakes_it_no_more() -> None:
+    loop = asyncio.get_running_loop()
+    first: asyncio.Future[int] = loop.create_future()
+    second: asyncio.Future[int] = loop.create_future()
+    seen: list[object] = []
+
+    async def work() -> None:
+        try:
+            await first
+        except ClientLeftError:
+            seen.append("left")
+        seen.append(await second)
+
+    run = Run(work())
+    # The reply and the end of the connection come in one turn of the loop.
+    loop.call_soon(run.flow.interrupt, ClientLeftError())
+    first.set_result(1)
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert (seen, run.errors) == (["left"], [])
+    second.set_result(2)
+    await asyncio.sleep(0)
+    assert (seen, run.done, run.errors) == (["left", 2], 1, [])
+
+
 def test_an_interruption_of_a_running_flow_arrives_at_its_next_wait() -> None:
     seen = []
 
