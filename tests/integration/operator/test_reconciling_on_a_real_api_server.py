@@ -254,9 +254,8 @@ async def test_an_entry_that_is_removed_takes_its_pool_along_and_nothing_else(wo
     await world.until_gone("MooncakePrefillPool", "quickstart-prefill")
     assert (await world.get("MooncakePrefillPool", "extra"))["spec"]["replicas"] == 1
     assert (await world.condition())["reason"] == "SchedulerUnavailable"
-    assert await world.get("Service", "extra")
-    with pytest.raises(NotFoundError):
-        await world.get("Service", "quickstart-prefill")
+    assert await world.get("Pod", "extra-p-0")
+    assert await world.get("Pod", "quickstart-fast-p-0")
 
 
 async def test_a_cluster_that_is_being_deleted_gets_nothing_new(world: World) -> None:
