@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import random
 import signal
 import sys
@@ -15,6 +14,7 @@ import kopf
 import structlog
 import uvloop
 
+from mooncake_core.collector import freeze_what_lives
 from mooncake_operator.control.backoff import Backoff
 from mooncake_operator.control.cluster import ClusterReconciler
 from mooncake_operator.control.contract import Key
@@ -167,10 +167,7 @@ async def run(settings: Settings) -> None:
             process = Process(settings, metrics, client)
             process.take_signals()
             await require_current_definitions(client, namespace=(*settings.namespaces, "default")[0])
-            # What was made so far lives as long as the process, and each event is thousands of small objects.
-            gc.collect()
-            gc.freeze()
-            gc.set_threshold(50_000, 20, 50)
+            freeze_what_lives()
             await process.lifecycle.run()
     finally:
         server.shutdown()

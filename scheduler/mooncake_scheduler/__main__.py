@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import gc
 import logging
 import signal
 import sys
@@ -13,6 +12,7 @@ from pathlib import Path
 import structlog
 import uvloop
 
+from mooncake_core.collector import freeze_what_lives
 from mooncake_core.config.base import ConfigError
 from mooncake_core.config.scheduler import SchedulerConfig
 from mooncake_core.ending import then_exit
@@ -46,10 +46,7 @@ async def _serve(config: SchedulerConfig) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopping.set)
     await scheduler.start()
-    # What was made so far lives as long as the process: the collector need not look at it again and again.
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(50_000, 20, 50)
+    freeze_what_lives()
     await stopping.wait()
     await scheduler.stop()
     return 0

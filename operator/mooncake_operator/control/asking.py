@@ -6,11 +6,12 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from mooncake_operator.control.schedulers import Schedulers, View, addresses, is_ready
+from mooncake_operator.control.schedulers import Schedulers, View, addresses
 from mooncake_operator.control.stores import Stores
 from mooncake_operator.kube.resources import Object, is_terminating
 from mooncake_operator.planning import reasons
 from mooncake_operator.planning.capacity import StoreLevel
+from mooncake_operator.planning.manifests.objects import is_ready
 
 _EVERY_S = 25.0
 """Between two questions about measurements: a little less than the rest of a settled cluster."""

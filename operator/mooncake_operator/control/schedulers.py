@@ -13,6 +13,7 @@ import structlog
 
 from mooncake_operator.kube.resources import Object, is_terminating, name_of
 from mooncake_operator.planning import ClusterNames, Port
+from mooncake_operator.planning.manifests.objects import is_ready
 from mooncake_operator.planning.observed import Registration
 from mooncake_operator.planning.reading import registrations
 
@@ -144,9 +145,3 @@ def _schedulers(pods: Iterable[Object]) -> list[Object]:
         and not is_terminating(pod)
     ]
     return sorted(found, key=name_of)
-
-
-def is_ready(pod: Object) -> bool:
-    """Whether a Pod is ready, as its kubelet says."""
-    conditions = (pod.get("status") or {}).get("conditions") or ()
-    return any(c["type"] == "Ready" and c["status"] == "True" for c in conditions)

@@ -52,6 +52,19 @@ def prefilled(engine: ScriptedEngine) -> list[int]:
     return [len(leg.body["prompt"]) for leg in engine.legs]
 
 
+async def keep_busy(
+    one: Gateway, prefills: Sequence[ScriptedEngine], tokens: Sequence[int] = (9_000, 9_000)
+) -> tuple[list[asyncio.Event], list[asyncio.Future[httpx.Response]]]:
+    """Let each instance compute a prompt until its event is set; the events and the answers."""
+    hold = [asyncio.Event() for _ in prefills]
+    for engine, event in zip(prefills, hold, strict=True):
+        engine.usual = Act(hold=event)
+    busy = [asyncio.ensure_future(one.complete(prompt=a_prompt(n, at))) for at, n in enumerate(tokens)]
+    for engine in prefills:
+        await engine.leg()
+    return hold, busy
+
+
 async def ask(one: Gateway, tokens: int, **fields: Any) -> asyncio.Future[httpx.Response]:
     """Send a prompt that has to wait; returns when it does."""
     before = held(one)
@@ -198,13 +211,8 @@ async def test_a_long_line_at_an_instance_that_leaves_goes_on_whole(tmp_path: Pa
 
 
 async def test_those_who_wait_are_computed_by_another_instance_that_has_nothing_to_do(tmp_path: Path) -> None:
-    hold = [asyncio.Event(), asyncio.Event()]
     async with pools(tmp_path, prefill=2, **SLOW) as (running, prefills, _):
-        for engine, event in zip(prefills, hold, strict=True):
-            engine.usual = Act(hold=event)
-        busy = [asyncio.ensure_future(running.complete(prompt=a_prompt(9_000, n))) for n in range(2)]
-        for engine in prefills:
-            await engine.leg()
+        hold, busy = await keep_busy(running, prefills)
         waiting = [await ask(running, tokens) for tokens in (1_000, 2_000, 3_000, 4_000)]
         ledger, clock = running.scheduler.services.ledger, running.scheduler.services.clock
         stuck = len(ledger.load(prefills[0].name, clock.now_s()).waiting)
@@ -224,14 +232,9 @@ async def test_those_who_wait_are_computed_by_another_instance_that_has_nothing_
 
 
 async def test_nobody_is_moved_to_an_instance_that_overruns_what_was_predicted(tmp_path: Path) -> None:
-    hold = [asyncio.Event(), asyncio.Event()]
     async with pools(tmp_path, prefill=2, **SLOW) as (running, prefills, _):
-        for engine, event in zip(prefills, hold, strict=True):
-            engine.usual = Act(hold=event)
         # The short one is over in a second and a half, by its prediction.
-        busy = [asyncio.ensure_future(running.complete(prompt=a_prompt(n, n))) for n in (9_000, 100)]
-        for engine in prefills:
-            await engine.leg()
+        hold, busy = await keep_busy(running, prefills, (9_000, 100))
         quick = next(engine for engine in prefills if prefilled(engine) == [100])
         services = running.scheduler.services
         await until(lambda: services.ledger.load(quick.name, services.clock.now_s()).queued_s == 0)
@@ -417,16 +420,11 @@ async def test_two_schedulers_move_those_who_wait_and_each_is_computed_once(
 async def test_while_redis_hangs_those_who_wait_stay_in_line_and_no_instance_stands_idle(
     tmp_path: Path, redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    hold = [asyncio.Event(), asyncio.Event()]
     prefills = [ScriptedEngine(f"p{n}", Role.PREFILL, MOONCAKE) for n in range(2)]
     decode = ScriptedEngine("d", Role.DECODE, MOONCAKE)
     async with schedulers(tmp_path, redis_server, (*prefills, decode), count=1) as (one,):
         ledger, clock = one.scheduler.services.ledger, one.scheduler.services.clock
-        for engine, event in zip(prefills, hold, strict=True):
-            engine.usual = Act(hold=event)
-        busy = [asyncio.ensure_future(one.complete(prompt=a_prompt(9_000, n))) for n in range(2)]
-        for engine in prefills:
-            await engine.leg()
+        hold, busy = await keep_busy(one, prefills)
         asked = [await ask(one, 1_000 + 10 * n) for n in range(20)]
         stuck = len(ledger.load("p0", clock.now_s()).waiting)
         assert stuck > 5
@@ -464,16 +462,11 @@ async def test_while_redis_hangs_those_who_wait_stay_in_line_and_no_instance_sta
 async def test_who_leaves_while_it_is_being_moved_is_released_where_it_is_then(
     tmp_path: Path, redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    hold = [asyncio.Event(), asyncio.Event()]
     prefills = [ScriptedEngine(f"p{n}", Role.PREFILL, MOONCAKE) for n in range(2)]
     decode = ScriptedEngine("d", Role.DECODE, MOONCAKE)
     async with schedulers(tmp_path, redis_server, (*prefills, decode), count=1) as (one,):
         ledger, clock = one.scheduler.services.ledger, one.scheduler.services.clock
-        for engine, event in zip(prefills, hold, strict=True):
-            engine.usual = Act(hold=event)
-        busy = [asyncio.ensure_future(one.complete(prompt=a_prompt(9_000, n))) for n in range(2)]
-        for engine in prefills:
-            await engine.leg()
+        hold, busy = await keep_busy(one, prefills)
         leaving = [await RawClient.ask(one.port, prompt=a_prompt(3_000, n)) for n in range(2)]
         await until(lambda: held(one) == 2)
         move, moving, go = ledger.move, asyncio.Event(), asyncio.Event()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterable, Mapping, Sequence
 
-from mooncake_operator.planning.manifests.objects import Object, an_object, labels
+from mooncake_operator.planning.manifests.objects import Object, an_object, is_ready, labels
 from mooncake_operator.planning.manifests.plan import EnginePoolPlan, Plan
 from mooncake_operator.planning.manifests.store import NODE_ROLE
 
@@ -34,17 +34,12 @@ def with_something_to_protect(
         pods: the cluster's, as they are.
         there: names of those that exist.
     """
-    ready = [pod for pod in pods if _is_ready(pod)]
+    ready = [pod for pod in pods if is_ready(pod)]
     return [
         budget
         for budget in budgets
         if budget["metadata"]["name"] in there or any(_selects(budget, pod) for pod in ready)
     ]
-
-
-def _is_ready(pod: Object) -> bool:
-    conditions = (pod.get("status") or {}).get("conditions") or ()
-    return any(each["type"] == "Ready" and each["status"] == "True" for each in conditions)
 
 
 def _selects(budget: Object, pod: Object) -> bool:

@@ -134,3 +134,9 @@ def digest(value: Any) -> str:
     """Short stable hash of a JSON value."""
     canonical = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
     return hashlib.sha256(canonical.encode()).hexdigest()[:10]
+
+
+def is_ready(pod: Object) -> bool:
+    """Whether a Pod is ready, as its kubelet says."""
+    conditions = (pod.get("status") or {}).get("conditions") or ()
+    return any(each["type"] == "Ready" and each["status"] == "True" for each in conditions)
