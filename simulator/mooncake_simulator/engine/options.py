@@ -13,6 +13,9 @@ from mooncake_core.profiles import PROFILES, Profile
 VLLM_VERSION = "0.32.0"
 """The release whose behaviour is imitated; answered by `GET /version`."""
 
+DEAD_PEER_GRACE_S = 60.0
+"""What a decode engine waits beyond the abort timeout for a prefill engine that died, as seen on vLLM."""
+
 
 class OptionsError(Exception):
     """Flags or environment that no engine can start with; the message names the flag and the remedy."""
@@ -99,8 +102,7 @@ class EngineOptions:
     nixl_host: str = "localhost"
     nixl_port: int = 5600
     abort_timeout_s: float = 480.0
-    dead_peer_grace_s: float = 60.0
-    """What a decode engine waits beyond the abort timeout for a prefill engine that died."""
+    dead_peer_grace_s: float = DEAD_PEER_GRACE_S
     store_config_path: str | None = None
     faults: Mapping[str, Any] = field(default_factory=dict)
     log_level: str = "info"
@@ -223,7 +225,7 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> EngineOptions:
         nixl_host=environ.get("VLLM_NIXL_SIDE_CHANNEL_HOST") or "localhost",
         nixl_port=_port(environ, "VLLM_NIXL_SIDE_CHANNEL_PORT", 5600),
         abort_timeout_s=_seconds(environ, "VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT", 480.0),
-        dead_peer_grace_s=_seconds(environ, "MOONCAKE_SIMULATOR_DEAD_PEER_GRACE", 60.0),
+        dead_peer_grace_s=_seconds(environ, "MOONCAKE_SIMULATOR_DEAD_PEER_GRACE", DEAD_PEER_GRACE_S),
         store_config_path=environ.get("MOONCAKE_CONFIG_PATH"),
         faults=_faults(environ.get("MOONCAKE_SIMULATOR_FAULTS")),
         log_level=flags.log_level,

@@ -11,15 +11,18 @@ import httpx
 import pytest
 
 from mooncake_operator.planning.manifests.transfer import STAGED_KV_S
+from mooncake_simulator.engine.options import DEAD_PEER_GRACE_S
 from mooncake_simulator.workloads import SessionShape, generate, parse_distribution
 from mooncake_testing.cluster import Cluster, until_none
 from mooncake_testing.waiting import eventually
 from mooncakectl.replay import Outcome, OutcomeKind, ReplayOptions, ReplayResult, replay
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(360)
 
 HEALED_WITHIN_S = 30.0
 CONNECTION_DIES_WITHIN_S = 1.0
+# A decode engine in the midst of a pull hears nothing of its prefill engine's death, and gives up last.
+GIVEN_UP_WITHIN_S = STAGED_KV_S + DEAD_PEER_GRACE_S
 
 # Conversations of three turns over shared system prompts; two prefill instances are busy most of the time.
 SHAPE = SessionShape(
@@ -90,7 +93,7 @@ def heals(cluster: Cluster, killed_s: float) -> None:
     )
     ledger_s = time.monotonic() - ended_s
     # Who dies between prefill and decode of a request leaves staged KV behind, which the engine frees itself.
-    until_none(cluster.engines_at_work, "no engine works for nobody", HEALED_WITHIN_S + STAGED_KV_S)
+    until_none(cluster.engines_at_work, "no engine works for nobody", HEALED_WITHIN_S + GIVEN_UP_WITHIN_S)
     blocks = sum(map(len, cluster.indexed_blocks().values()))
     print(
         f"index right {index_s:.1f} s after the kill ({blocks} blocks),"
