@@ -57,7 +57,7 @@ class Rebinding:
     """
 
     def __init__(self, prefill_at: PrefillAt, order: QueueOrder) -> None:
-        self._prefill_at = prefill_at
+        self.prefill_at = prefill_at
         self._order = order
 
     @staticmethod
@@ -105,7 +105,7 @@ class Rebinding:
             return None
         if not costs.of(there.instance).knows_prefill:
             return None
-        found = self._prefill_at(ask, World(now_s, (there,), (), costs))
+        found = self.prefill_at(ask, World(now_s, (there,), (), costs))
         drain_s = costs.of(here).drain_s(ask.prompt_tokens, placement.prefix_tokens)
         gain_s = standing.end_s + drain_s - found.ttft_s
         if gain_s < LEAST_GAIN_S:

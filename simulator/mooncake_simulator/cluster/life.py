@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from msgspec.structs import replace
 
 from mooncake_core.registry import Instance
-from mooncake_scheduler.conductor.model import Ask, Placement, Stage
+from mooncake_scheduler.conductor.model import Ask, Placement, Stage, World
 from mooncake_simulator.cluster.batch import Member
 from mooncake_simulator.cluster.failures import DECODE_DIED
 from mooncake_simulator.cluster.holding import NO_PLACE
 from mooncake_simulator.cluster.outcome import Outcome
 from mooncake_simulator.cluster.prefill import Job
+from mooncake_simulator.cluster.prefixes import Prefix
 from mooncake_simulator.cluster.tiers import Turn
 from mooncake_simulator.workloads.traces import BLOCK_TOKENS, Request, blocks_of
 
@@ -22,6 +22,15 @@ if TYPE_CHECKING:
 
 TOO_LONG = "too_long"
 """Prompt and answer are more KV than an instance's memory ever holds."""
+
+
+class _Found(NamedTuple):
+    """What of a prompt's prefix is there when it is computed."""
+
+    tokens: int
+    fetched_tokens: int
+    wait_s: float = 0.0
+    """For which its instance waits until the last of it has come."""
 
 
 class Life:
@@ -59,12 +68,12 @@ class Life:
         self.moves = 0
         """How often it was bound to another instance while it waited."""
 
-    def move(self, placement: Placement, source: int) -> None:
+    def move(self, placement: Placement, prefix: Prefix) -> None:
         """Wait at another instance: it has left the line of the one before.
 
         Args:
             placement: the new one; its decode instance is that of the old one.
-            source: number of the holder to fetch from; negative = none.
+            prefix: what is held of the prompt.
         """
         assert placement.prefill is not None
         world = self.world
@@ -78,22 +87,15 @@ class Life:
         moved = world.board.book.move(reservation)
         assert moved is not None, "who waits for a turn can be moved"
         self.outcome.moved += 1
-        self.dispatch({self.prefill: source})
+        self.dispatch(prefix)
 
-    def dispatch(self, sources: Sequence[int] | Mapping[int, int]) -> None:
-        """Fetch what the placement says, from the holder by the instance's number, and queue."""
+    def dispatch(self, prefix: Prefix) -> None:
+        """Fetch what the placement says, and queue."""
         world, placement = self.world, self.placement
-        now_s = ready_s = world.agenda.now_s
+        ready_s = world.agenda.now_s
         if placement.fetch_tokens:
-            size_bytes = placement.fetch_tokens * world.kv_bytes_per_token
-            ready_s = world.receivers[self.prefill].send(size_bytes, now_s)
-            source = sources[self.prefill]
-            if source < world.spec.prefill:
-                ready_s = max(ready_s, world.senders[source].send(size_bytes, now_s))
-            elif world.tiers is not None:
-                first = (placement.prefix_tokens - placement.fetch_tokens) // BLOCK_TOKENS
-                last = blocks_of(placement.prefix_tokens)
-                ready_s = max(ready_s, world.tiers.fetch(self.request.hash_ids, first, last))
+            source = prefix.source(self.prefill)
+            ready_s = self._fetch(placement.prefix_tokens, placement.fetch_tokens, source)
         if world.tiers is not None and self.turn is None:
             self.turn = world.tiers.turn(self.request.hash_ids, self.request.input_length)
         if world.order is None:
@@ -101,6 +103,19 @@ class Life:
             world.residency.promise(self.prefill, self.request.hash_ids)
         waiting = world.board.book.waiting(self.ask.id)
         world.queues[self.prefill].add(Job(ready_s, self._begin, self._prefilled, waiting, self))
+
+    def _fetch(self, prefix_tokens: int, tokens: int, source: int) -> float:
+        """The last `tokens` of a prefix leave a holder, by its number; returns when they will be there."""
+        world = self.world
+        now_s = world.agenda.now_s
+        size_bytes = tokens * world.kv_bytes_per_token
+        ready_s = world.receivers[self.prefill].send(size_bytes, now_s)
+        if source < world.spec.prefill:
+            return max(ready_s, world.senders[source].send(size_bytes, now_s))
+        if world.tiers is None:
+            return ready_s
+        first = (prefix_tokens - tokens) // BLOCK_TOKENS
+        return max(ready_s, world.tiers.fetch(self.request.hash_ids, first, blocks_of(prefix_tokens)))
 
     def serve_whole(self) -> None:
         """Queue at an engine that does both."""
@@ -143,29 +158,44 @@ class Life:
         if self.gone:
             return 0.0, 0.0
         self.world.board.begin_prefill(self.ask.id, self.world.agenda.now_s)
-        outcome, placement = self.outcome, self.placement
-        tokens, cached = outcome.prompt_tokens, self._found_tokens()
-        outcome.cached_tokens = cached
-        outcome.fetched_tokens = placement.fetch_tokens
+        outcome = self.outcome
+        tokens, found = outcome.prompt_tokens, self._found()
+        outcome.cached_tokens = cached = found.tokens
+        outcome.fetched_tokens = found.fetched_tokens
         outcome.prefill_s = self.model.prefill_s(tokens, cached)
         occupied_s = self.model.occupied_s(tokens, cached)
-        return occupied_s, outcome.prefill_s - occupied_s
+        return found.wait_s + occupied_s, outcome.prefill_s - occupied_s
 
-    def _found_tokens(self) -> int:
-        """Tokens of the prefix that are there when its turn comes, in the cache and fetched.
+    def _found(self) -> _Found:
+        """The prefix as it is when its turn comes, in the cache and fetched.
 
         In line that is what was counted on. While it waits for its turn others may compute more of it, or
-        what it counted on has to make room.
+        what it counted on has to make room: then it is fetched, by the same rule by which it was placed.
         """
         world, placement = self.world, self.placement
         if world.order is None:
-            return placement.prefix_tokens
+            return _Found(placement.prefix_tokens, placement.fetch_tokens)
+        most_tokens = self.outcome.prompt_tokens - 1
         blocks = self.request.hash_ids
-        held = world.residency.present_depth(self.prefill, blocks) * BLOCK_TOKENS
-        if placement.fetch_tokens and held >= placement.prefix_tokens - placement.fetch_tokens:
+        held = min(world.residency.promised_depth(self.prefill, blocks) * BLOCK_TOKENS, most_tokens)
+        fetched = placement.fetch_tokens
+        if fetched and held >= placement.prefix_tokens - fetched:
             held = max(held, placement.prefix_tokens)
+        found = _Found(held, fetched)
+        if held < placement.prefix_tokens:
+            found = self._fetch_again(held)
         world.residency.promise(self.prefill, blocks)
-        return min(held, self.outcome.prompt_tokens - 1)
+        return found
+
+    def _fetch_again(self, held_tokens: int) -> _Found:
+        world, rebinding = self.world, self.world.conductor.rebinding
+        assert rebinding is not None, "only in an order is it looked again"
+        view, prefix = world.look_at(self.request, self.prefill)
+        again = rebinding.prefill_at(self.ask, World(world.agenda.now_s, (view,), (), world.costs))
+        if not again.fetch_tokens:
+            return _Found(held_tokens, 0)
+        ready_s = self._fetch(again.prefix_tokens, again.fetch_tokens, prefix.source(self.prefill))
+        return _Found(again.prefix_tokens, again.fetch_tokens, ready_s - world.agenda.now_s)
 
     def _prefilled(self) -> None:
         if self.gone:

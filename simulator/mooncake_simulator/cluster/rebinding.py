@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from mooncake_scheduler.conductor.rebinding import MOST_MOVES, Move, Rebinding
 from mooncake_simulator.cluster.prefill import Job
+from mooncake_simulator.cluster.prefixes import Prefix
 from mooncake_simulator.cluster.turns import OrderedQueue
 
 if TYPE_CHECKING:
@@ -18,7 +19,7 @@ class _Best(NamedTuple):
     queue: OrderedQueue
     job: Job
     life: Life
-    source: int
+    prefix: Prefix
 
 
 class LateBinding:
@@ -47,7 +48,7 @@ class LateBinding:
                     best = found
         if best is not None:
             best.queue.leave(best.job)
-            best.life.move(best.move.placement, best.source)
+            best.life.move(best.move.placement, best.prefix)
 
     def _best_of(self, other: int, queue: OrderedQueue, number: int) -> _Best | None:
         world, rebinding, now_s = self._world, self._rebinding, self._world.agenda.now_s
@@ -57,10 +58,10 @@ class LateBinding:
             life, waiting = job.life, job.waiting
             if life is None or waiting is None or life.moves >= MOST_MOVES:
                 continue
-            there, source = world.view_of(life.request, number)
+            there, prefix = world.look_at(life.request, number)
             move = rebinding.move(
                 life.ask, life.placement, waiting, standings[waiting], there, world.costs, now_s
             )
             if move is not None and (best is None or move.worth_s > best.move.worth_s):
-                best = _Best(move, queue, job, life, source)
+                best = _Best(move, queue, job, life, prefix)
         return best

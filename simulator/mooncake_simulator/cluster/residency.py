@@ -34,13 +34,10 @@ class Residency:
         """For each instance, the blocks from the start that are there."""
         return self._depths(self._present, blocks)
 
-    def present_depth(self, instance: int, blocks: Sequence[int]) -> int:
-        """The blocks from the start that are there at one instance."""
-        bit, present = 1 << instance, self._present
-        for depth, block in enumerate(blocks):
-            if not present.get(block, 0) & bit:
-                return depth
-        return len(blocks)
+    def promised_depth(self, instance: int, blocks: Sequence[int]) -> int:
+        """The blocks from the start that one instance holds or has been promised."""
+        held = self._held[instance]
+        return next((depth for depth, block in enumerate(blocks) if block not in held), len(blocks))
 
     def promise(self, instance: int, blocks: Sequence[int]) -> Sequence[int]:
         """Blocks will be there, and were used just now; what was used longest ago makes room.

@@ -39,6 +39,7 @@ from mooncake_simulator.cluster.life import Life
 from mooncake_simulator.cluster.links import Link
 from mooncake_simulator.cluster.outcome import Outcome, Result
 from mooncake_simulator.cluster.prefill import PrefillQueue
+from mooncake_simulator.cluster.prefixes import Prefix, Prefixes
 from mooncake_simulator.cluster.rebinding import LateBinding
 from mooncake_simulator.cluster.replicas import ReplicaWatch
 from mooncake_simulator.cluster.reports import LateLoads
@@ -118,6 +119,7 @@ class Simulation:
         # The store is one more holder, behind the instances.
         self.residency = Residency([*caches, spec.store_blocks] if spec.fetch == "store" else caches)
         self.tiers = None if spec.tiers is None else TieredStore(self.agenda, spec.tiers, spec.profile)
+        self.prefixes = Prefixes(spec, self.residency, self.senders, self.tiers)
         self.late = LateLoads(self.agenda, self.board, spec.load_age_s) if spec.load_age_s else None
         self.outcomes: list[Outcome] = []
         self.lives: dict[str, Life] = {}
@@ -192,7 +194,7 @@ class Simulation:
         expected = conductor.expected_output_tokens("default", request.input_length)
         ask = Ask(name, request.input_length, expected)
         loads = self.board.loads(now_s) if self.late is None else self.late.next()
-        world, sources = self._world(request, loads)
+        world, prefix = self._world(request, loads)
         try:
             decision = conductor.decide(ask, world)
         except NoInstanceError:
@@ -220,7 +222,7 @@ class Simulation:
         if self.spec.coupled:
             life.serve_whole()
         else:
-            life.dispatch(sources)
+            life.dispatch(prefix)
 
     def _dies(self, name: str) -> None:
         """An instance loses all it has. What it was doing goes on unseen: nobody listens to it any more."""
@@ -255,7 +257,7 @@ class Simulation:
         outcome.placed_again += 1
         name = f"{life.ask.id.partition('~')[0]}~{outcome.placed_again}"
         ask = replace(life.ask, id=name)
-        world, sources = self._world(life.request, self.board.loads(now_s))
+        world, prefix = self._world(life.request, self.board.loads(now_s))
         placement: Placement | None = None
         reason = NO_INSTANCE
         with suppress(NoInstanceError):
@@ -273,64 +275,30 @@ class Simulation:
         self.board.book.add(reservation, now_s, waits=self.order is not None)
         anew = self.lives[name] = Life(self, life.request, outcome, ask, placement)
         anew.turn = life.turn
-        anew.dispatch(sources)
+        anew.dispatch(prefix)
 
-    def _world(self, request: Request, loads: Mapping[str, InstanceLoad]) -> tuple[World, list[int]]:
-        """What is known at an arrival; for each prefill instance, the number of the holder to fetch from."""
-        now_s, spec = self.agenda.now_s, self.spec
-        blocks, size = request.hash_ids, BLOCK_TOKENS
-        held = self.residency.promised_depths(blocks)
-        sources = [-1] * spec.prefill
-        fetchable = held
-        flows = [0] * spec.prefill
-        on_ssd = [0] * spec.prefill
-        if spec.fetch != "none":
-            present = self.residency.present_depths(blocks)
-            fetchable = list(held)
-            # The store is the last holder.
-            source = spec.prefill if spec.fetch == "store" else self._deepest(present, now_s)
-            depth = present[source]
-            leaving = self.senders[source].flows(now_s) if source < spec.prefill else 0
-            for number in range(spec.prefill):
-                if held[number] < depth:
-                    sources[number], fetchable[number], flows[number] = source, depth, leaving
-            if self.tiers is not None:
-                cold = self.tiers.cold_blocks(blocks[: present[spec.prefill]])
-                on_ssd = [cold[-1] - cold[min(depth, len(cold) - 1)] for depth in held[: spec.prefill]]
+    def _world(self, request: Request, loads: Mapping[str, InstanceLoad]) -> tuple[World, Prefix]:
+        """What is known at an arrival, and of the prompt's prefix."""
+        now_s, present = self.agenda.now_s, self.present_prefill
+        prefix = self.prefixes.of(request.hash_ids, now_s)
         prefill = [
-            InstanceView(
-                instance,
-                loads.get(instance.id, _IDLE),
-                held[number] * size,
-                fetchable[number] * size,
-                on_ssd[number] * size,
-                self.receivers[number].flows(now_s) if spec.fetch != "none" else 0,
-                flows[number],
-            )
+            prefix.view(number, instance, loads.get(instance.id, _IDLE), self.receivers[number].flows(now_s))
             for number, instance in enumerate(self.prefill)
-            if instance.id in self.present_prefill
+            if instance.id in present
         ]
-        if spec.coupled:
-            return World(now_s, prefill, prefill, self.costs, self.slo), sources
+        if self.spec.coupled:
+            return World(now_s, prefill, prefill, self.costs, self.slo), prefix
         decode = [
             InstanceView(instance, loads.get(instance.id, _IDLE)) for instance in self.present_decode.now
         ]
-        return World(now_s, prefill, decode, self.costs, self.slo), sources
+        return World(now_s, prefill, decode, self.costs, self.slo), prefix
 
-    def view_of(self, request: Request, number: int) -> tuple[InstanceView, int]:
-        """A prefill instance that is there, as a request would find it, and whom it would fetch from."""
-        load = self.board.load(self.prefill[number].id, self.agenda.now_s)
-        world, sources = self._world(request, {self.prefill[number].id: load})
-        view = next(each for each in world.prefill if each.instance is self.prefill[number])
-        return view, sources[number]
-
-    def _deepest(self, present: Sequence[int], now_s: float) -> int:
-        """The best to fetch from: of those that hold most, the one with the fewest transfers leaving it."""
-        most = max(present)
-        deepest = [number for number, depth in enumerate(present) if depth == most]
-        if len(deepest) == 1 or not most:
-            return deepest[0]
-        return min(deepest, key=lambda number: self.senders[number].flows(now_s))
+    def look_at(self, request: Request, number: int) -> tuple[InstanceView, Prefix]:
+        """One prefill instance as a request finds it now."""
+        now_s, instance = self.agenda.now_s, self.prefill[number]
+        prefix = self.prefixes.of(request.hash_ids, now_s)
+        load = self.board.load(instance.id, now_s)
+        return prefix.view(number, instance, load, self.receivers[number].flows(now_s)), prefix
 
     def store(self, instance: int, blocks: Sequence[int], turn: Turn | None) -> None:
         """An instance has written a prompt's KV to the shared store."""

@@ -6,20 +6,22 @@ from math import inf
 from typing import Literal
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from mooncake_core.config.scheduler import AdmissionMode
 from mooncake_core.ledger import Waiting
+from mooncake_core.profiles import LLAMA3_70B_A800
 from mooncake_scheduler.conductor.order import QueueOrder
 from mooncake_scheduler.conductor.rebinding import MOST_MOVES
 from mooncake_simulator.cluster.agenda import Agenda
 from mooncake_simulator.cluster.cluster import ClusterSpec
 from mooncake_simulator.cluster.failures import Failure
+from mooncake_simulator.cluster.outcome import Outcome
 from mooncake_simulator.cluster.prefill import Job
 from mooncake_simulator.cluster.simulation import simulate
 from mooncake_simulator.cluster.turns import OrderedQueue
-from mooncake_simulator.workloads.traces import Request, blocks_of
+from mooncake_simulator.workloads.traces import BLOCK_TOKENS, Request, blocks_of
 
 
 def a_trace(prompts: list[tuple[int, int]]) -> list[Request]:
@@ -33,23 +35,81 @@ def a_trace(prompts: list[tuple[int, int]]) -> list[Request]:
     return requests
 
 
+shared_prompts = st.lists(
+    st.tuples(st.integers(0, 2_000), st.integers(1, 60_000), st.integers(0, 3), st.integers(0, 60)),
+    min_size=1,
+    max_size=40,
+)
+
+
+def with_shared_prefixes(prompts: list[tuple[int, int, int, int]]) -> list[Request]:
+    """Each is (milliseconds after the one before, tokens, family, blocks from the start that are the family's)."""
+    requests, at_ms, own = [], 0, 1_000_000
+    for gap_ms, tokens, family, shared in prompts:
+        at_ms += gap_ms
+        count = blocks_of(tokens)
+        blocks = [family * 1_000 + at for at in range(min(shared, count))]
+        own += 1_000
+        blocks += [own + at for at in range(count - len(blocks))]
+        requests.append(
+            Request(timestamp_ms=at_ms, input_length=tokens, output_length=2, hash_ids=tuple(blocks))
+        )
+    return requests
+
+
+PIPELINE = LLAMA3_70B_A800.over(3, tensor=8, pipeline=3)
+
+
 @settings(max_examples=100, deadline=None)
 @given(
     st.integers(1, 3),
+    st.integers(0, 1),
     st.sampled_from([1.0, 5.0, 30.0]),
-    st.lists(st.tuples(st.integers(0, 2_000), st.integers(1, 60_000)), min_size=1, max_size=40),
+    st.sampled_from([None, 0.03]),
+    st.sampled_from(["none", "peer", "store"]),
+    shared_prompts,
 )
+@example(1, 1, 3.0, None, "none", [(0, 43_418, 1, 2), (1, 17_881, 1, 2)])
 def test_a_ttft_promised_at_admission_is_kept(
-    instances: int, target_s: float, prompts: list[tuple[int, int]]
-) -> None:
-    spec = ClusterSpec(instances, 2, admission=AdmissionMode.PREDICTIVE, ttft_target_s=target_s, fetch="none")
-    for outcome in simulate(spec, a_trace(prompts)).outcomes:
+    instances: int, pipelines: int, target_s: float, tbt_target_s: float | None,
+    fetch: Literal["none", "peer", "store"], prompts: list[tuple[int, int, int, int]],
+) -> None:  # fmt: skip
+    kinds = (PIPELINE,) * pipelines + (LLAMA3_70B_A800,) * (instances - pipelines)
+    spec = ClusterSpec(
+        instances, 2, prefill_profiles=kinds, admission=AdmissionMode.PREDICTIVE, ttft_target_s=target_s,
+        tbt_target_s=tbt_target_s, fetch=fetch, cache_tokens=None,
+    )  # fmt: skip
+    for outcome in simulate(spec, with_shared_prefixes(prompts)).outcomes:
         if outcome.promised_ttft_s is not None:
-            assert outcome.ttft_s is not None
-            assert outcome.ttft_s <= outcome.promised_ttft_s + 1e-3
+            assert outcome.prefill_ended_s is not None
+            assert outcome.prefill_ended_s - outcome.arrival_s <= outcome.promised_ttft_s + 2e-3
         elif outcome.refused is None:
             # Longer than the target by itself: only an instance with nothing to do takes it.
-            assert outcome.prefill_s > target_s
+            assert outcome.ttft_s is not None
+            assert outcome.ttft_s > target_s
+
+
+def test_a_prefix_that_made_room_while_its_prompt_waited_is_fetched_when_its_turn_comes() -> None:
+    # Room for 130 blocks: the prefix (40), the one that runs (60), and the one that goes first (70).
+    def run(fetch: Literal["none", "store"]) -> Outcome:
+        trace = with_shared_prefixes(
+            [(0, 20_480, 0, 40), (9_000, 30_720, 1, 0), (1, 35_840, 2, 0), (1, 70_000, 0, 40)]
+        )
+        spec = ClusterSpec(
+            1, 1, fetch=fetch, cache_tokens=130 * BLOCK_TOKENS, admission=AdmissionMode.PREDICTIVE,
+            ttft_target_s=19.0,
+        )  # fmt: skip
+        return simulate(spec, trace).outcomes[-1]
+
+    fetched, computed = run("store"), run("none")
+    assert (fetched.cached_tokens, fetched.fetched_tokens) == (20_480, 20_480)
+    assert computed.cached_tokens == 0
+    assert fetched.ttft_s is not None
+    assert computed.ttft_s is not None
+    # Its KV comes at the network's speed: that is all by which it is later than predicted.
+    late_s = 20_480 * LLAMA3_70B_A800.kv_bytes_per_token / LLAMA3_70B_A800.network_bytes_per_s
+    assert fetched.predicted_ttft_s == computed.predicted_ttft_s
+    assert fetched.ttft_s == pytest.approx(computed.predicted_ttft_s + late_s, abs=1e-3)
 
 
 def test_short_prompts_go_first_with_kv_centric_and_wait_in_line_with_algorithm_1() -> None:
@@ -107,29 +167,13 @@ def test_who_waits_at_one_instance_is_computed_by_another_that_has_nothing_to_do
     assert last_s <= sum(costs_s) / 2 + max(costs_s) / 2
 
 
-shared_prompts = st.lists(
-    st.tuples(st.integers(0, 2_000), st.integers(1, 60_000), st.integers(0, 3), st.integers(0, 60)),
-    min_size=1,
-    max_size=40,
-)
-
-
 @settings(max_examples=60, deadline=None)
 @given(st.integers(2, 4), st.sampled_from(["none", "peer", "store"]), shared_prompts, st.booleans())
 def test_moving_those_who_wait_loses_nobody_and_computes_nobody_twice(
     instances: int, fetch: Literal["none", "peer", "store"], prompts: list[tuple[int, int, int, int]],
     fails: bool,
 ) -> None:  # fmt: skip
-    requests, at_ms, own = [], 0, 1_000_000
-    for gap_ms, tokens, family, shared in prompts:
-        at_ms += gap_ms
-        count = blocks_of(tokens)
-        blocks = [family * 1_000 + at for at in range(min(shared, count))]
-        own += 1_000
-        blocks += [own + at for at in range(count - len(blocks))]
-        requests.append(
-            Request(timestamp_ms=at_ms, input_length=tokens, output_length=2, hash_ids=tuple(blocks))
-        )
+    requests = with_shared_prefixes(prompts)
     failures = (Failure("p-0", 3.0, 5.0),) if fails else ()
     spec = ClusterSpec(instances, 1, fetch=fetch, failures=failures)
     run = simulate(spec, requests)
