@@ -81,11 +81,6 @@ class Sum:
         )
 
     @property
-    def anybody_queued(self) -> bool:
-        """Whether a prefill was handed over and has not ended, or waits for its turn."""
-        return self.still.queued > 0
-
-    @property
     def anybody_waits(self) -> bool:
         """Whether a prefill waits for its turn."""
         return bool(self.still.waiting)
@@ -173,17 +168,6 @@ class Board:
         if entry is None or not entry.prefilling or entry.begun_s != inf:
             raise LookupError(f"no reservation {reservation_id} waits for its turn")
         return entry
-
-    def has_room(self, instance: str, ahead_s: float, now_s: float) -> bool:
-        """Whether nobody waits at an instance, and no more than so many seconds of prefill are ahead there.
-
-        One whose prefill overruns its prediction has none: nobody knows when it will be free.
-        """
-        there = self._sum(instance)
-        if not there.anybody_queued:
-            return True
-        queued_us = there.queued_us(now_s, self.since_s.get(instance, 0.0))
-        return not there.anybody_waits and 0 < queued_us <= microseconds(ahead_s)
 
     def begin_prefill(self, reservation_id: str, now_s: float) -> Entry | None:
         """The turn of a prefill of the own book has come; None when it did not wait, or is unknown."""

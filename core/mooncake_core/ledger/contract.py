@@ -126,6 +126,13 @@ class InstanceLoad(msgspec.Struct, frozen=True, gc=False):
             return self.queued_s
         return max(0.0, self.queued_s - sum([each.cost_us for each in waiting]) / 1e6)
 
+    def has_room(self, ahead_s: float) -> bool:
+        """Whether nobody waits there, and no more than so many seconds of prefill are ahead.
+
+        While a prefill overruns its prediction nobody knows when the instance will be free: there is none.
+        """
+        return not self.queued or (not self.waiting and 0 < self.queued_s <= ahead_s)
+
 
 class Ledger(Protocol):
     """Reservations of work in flight. `ConnectionError` where the shared state is away."""

@@ -32,7 +32,7 @@ class MemoryLedger:
 
     async def move(self, reservation: Reservation, ahead_s: float, now_s: float) -> bool:
         self._board.in_line(reservation.id)
-        room = self._board.has_room(reservation.prefill or reservation.decode, ahead_s, now_s)
+        room = self._board.load(reservation.prefill or reservation.decode, now_s).has_room(ahead_s)
         if room:
             self._board.book.move(reservation)
         return room

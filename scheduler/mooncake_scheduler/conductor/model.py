@@ -14,6 +14,7 @@ from typing import Protocol
 import msgspec
 
 from mooncake_core.ledger import InstanceLoad, RefusalReason
+from mooncake_core.ledger.contract import BUCKET_S
 from mooncake_core.registry import Instance
 from mooncake_scheduler.conductor.cost import CostModels
 from mooncake_scheduler.conductor.order import QueueOrder
@@ -66,6 +67,19 @@ class World(msgspec.Struct, frozen=True, gc=False):
     slo: Slo = Slo()
     explain: bool = False
     """Keep every candidate in the placement (`considered`); costs a few µs a candidate."""
+
+
+def view_of(instance: Instance, *lists: Sequence[InstanceView]) -> InstanceView:
+    """The view of an instance in the world it was chosen from.
+
+    Raises:
+        LookupError: it is in none of the lists.
+    """
+    for views in lists:
+        for view in views:
+            if view.instance is instance or view.instance.id == instance.id:
+                return view
+    raise LookupError(f"{instance.id} is not in the world that it was chosen from")
 
 
 class Considered(msgspec.Struct, frozen=True, gc=False):
@@ -134,6 +148,11 @@ class Refused(msgspec.Struct, frozen=True, gc=False):
     tbt_s: float
     retry_after_s: float
     placement: Placement | None = None
+
+    @classmethod
+    def of(cls, placement: Placement, reason: RefusalReason, wait_s: float, tbt_s: float) -> Refused:
+        """The refusal of a placement; nobody is told to come back sooner than loads are told apart."""
+        return cls(reason, placement.ttft_s, tbt_s, max(wait_s, BUCKET_S), placement)
 
 
 class NoInstanceError(Exception):

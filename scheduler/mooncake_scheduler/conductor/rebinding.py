@@ -60,14 +60,6 @@ class Rebinding:
         self.prefill_at = prefill_at
         self._order = order
 
-    @staticmethod
-    def has_room(load: InstanceLoad, lead_s: float) -> bool:
-        """Whether an instance will be free within so many seconds, and nobody waits for that.
-
-        While a prefill overruns its prediction nobody knows when it will be.
-        """
-        return not load.queued or (not load.waiting and 0 < load.queued_s <= lead_s)
-
     def standings(self, load: InstanceLoad, now_s: float) -> dict[Waiting, Standing]:
         """Of all that wait at one instance. Of two that are alike, that of the later one."""
         begin_s = load.handed_over_s
@@ -96,7 +88,7 @@ class Rebinding:
             placement: where it is bound now.
             waiting: as it waits there.
             standing: where it stands there (`standings`).
-            there: an instance with room (`has_room`), with what it holds of the prompt.
+            there: an instance with room (`InstanceLoad.has_room`), with what it holds of the prompt.
             costs: of prefill.
             now_s: the moment.
         """

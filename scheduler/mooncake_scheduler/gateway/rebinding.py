@@ -152,7 +152,7 @@ class LateBinding:
             if instance.id in self._taken or instance.id in self._rests_until_s:
                 continue
             load = self._placer.full_load(instance.id, now_s)
-            if self._rebinding.has_room(load, self.ahead_s) and serves(member, wall_s):
+            if load.has_room(self.ahead_s) and serves(member, wall_s):
                 found.append((instance, load))
         return found
 

@@ -43,7 +43,7 @@ shared_prompts = st.lists(
 
 
 def with_shared_prefixes(prompts: list[tuple[int, int, int, int]]) -> list[Request]:
-    """Each is (milliseconds after the one before, tokens, family, blocks from the start that are the family's)."""
+    """Each is (milliseconds after the one before, tokens, family, blocks of that at its start)."""
     requests, at_ms, own = [], 0, 1_000_000
     for gap_ms, tokens, family, shared in prompts:
         at_ms += gap_ms

@@ -115,7 +115,7 @@ def test_nobody_goes_where_it_may_not_or_where_nothing_is_known() -> None:
 def test_there_is_room_only_where_it_is_known_when_the_instance_will_be_free(
     load: InstanceLoad, room: bool
 ) -> None:
-    assert REBINDING.has_room(load, 0.1) is room
+    assert load.has_room(0.1) is room
 
 
 def test_decode_instances_stay_as_they_were() -> None:
