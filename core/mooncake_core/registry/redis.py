@@ -22,10 +22,11 @@ from redis.asyncio import Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.credentials import CredentialProvider
-from redis.exceptions import RedisError
+from redis.exceptions import MasterDownError, ReadOnlyError, RedisError
 
 from mooncake_core.registry.contract import EngineReport, Instance, InstanceState, StaleEpochError
 from mooncake_core.registry.memory import HEARTBEAT_TTL_S
+from mooncake_core.resp import DemotedError, reply_error
 
 _REGISTER = """
 local p, id, ttl_ms, joins = KEYS[1], ARGV[1], ARGV[2], ARGV[5]
@@ -216,7 +217,7 @@ class RedisRegistry:
         try:
             said = cast("dict[bytes, bytes]", await self._redis.hgetall(f"{self._key}reports"))
         except RedisError as error:
-            raise _as_connection_error(error) from error
+            raise await self._as_connection_error(error) from error
         return {
             instance_id.decode(): msgspec.json.decode(report, type=EngineReport)
             for instance_id, report in said.items()
@@ -237,12 +238,16 @@ class RedisRegistry:
         try:
             return await self._scripts[script](keys=[self._key], args=list(arguments))
         except RedisError as error:
-            raise _as_connection_error(error) from error
+            raise await self._as_connection_error(error) from error
+
+    async def _as_connection_error(self, error: RedisError) -> ConnectionError:
+        if isinstance(error, ReadOnlyError | MasterDownError) or isinstance(
+            reply_error(str(error)), DemotedError
+        ):
+            # Behind one name stands another primary now, and these connections would never lead there.
+            await self._redis.connection_pool.disconnect(inuse_connections=False)
+        return ConnectionError(f"the registry in Redis cannot be used: {error}")
 
 
 def _with_epoch(record: bytes, epoch: int) -> Instance:
     return msgspec.structs.replace(msgspec.json.decode(record, type=Instance), epoch=epoch)
-
-
-def _as_connection_error(error: RedisError) -> ConnectionError:
-    return ConnectionError(f"the registry in Redis cannot be used: {error}")

@@ -16,16 +16,18 @@ while the client reconnects in the background; nothing is queued or sent twice.
 from mooncake_core.resp.address import Address
 from mooncake_core.resp.client import RespClient
 from mooncake_core.resp.connection import Argument, Reply
-from mooncake_core.resp.errors import DeadlineError, ReplyError, UnavailableError
+from mooncake_core.resp.errors import DeadlineError, DemotedError, ReplyError, UnavailableError, reply_error
 from mooncake_core.resp.script import Script
 
 __all__ = [
     "Address",
     "Argument",
     "DeadlineError",
+    "DemotedError",
     "Reply",
     "ReplyError",
     "RespClient",
     "Script",
     "UnavailableError",
+    "reply_error",
 ]

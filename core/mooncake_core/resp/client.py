@@ -79,9 +79,13 @@ class RespClient:
         if keeper is not None:
             keeper.cancel()
             await asyncio.gather(keeper, return_exceptions=True)
+        closed = ConnectionError("the client was closed")
+        if self._attempted is not None and not self._attempted.done():
+            self._attempted.set_exception(closed)
+            self._attempted.exception()  # retrieved here, should nobody wait
         connection, self._connection = self._connection, None
         if connection is not None:
-            connection.abort(ConnectionError("the client was closed"))
+            connection.abort(closed)
             await asyncio.sleep(0)
 
     async def call(self, *args: Argument, timeout_s: float | None = None) -> Reply:
@@ -140,6 +144,7 @@ class RespClient:
         return self._connection
 
     async def _keep_connected(self, attempted: asyncio.Future[None]) -> None:
+        loop = asyncio.get_running_loop()
         backoff_s = 0.0
         while True:
             try:
@@ -148,14 +153,18 @@ class RespClient:
                 if not attempted.done():
                     attempted.set_exception(_as_connection_error(error, self.address))
                     attempted.exception()  # retrieved here, should nobody wait any more
-                backoff_s = min(max(backoff_s * 2, _BACKOFF_FIRST_S), _BACKOFF_MOST_S)
-                # Many clients lose one Redis in the same instant: they must not come back in one.
-                await asyncio.sleep(backoff_s * random.uniform(0.5, 1.0))
-                continue
-            backoff_s = 0.0
-            if not attempted.done():
-                attempted.set_result(None)
-            await connection.lost
+            else:
+                if not attempted.done():
+                    attempted.set_result(None)
+                opened_s = loop.time()
+                await connection.lost
+                # One that breaks when it is used (a replica, a proxy without its server) is as good as none.
+                if loop.time() - opened_s > _BACKOFF_MOST_S:
+                    backoff_s = 0.0
+                    continue
+            backoff_s = min(max(backoff_s * 2, _BACKOFF_FIRST_S), _BACKOFF_MOST_S)
+            # Many clients lose one Redis in the same instant: they must not come back in one.
+            await asyncio.sleep(backoff_s * random.uniform(0.5, 1.0))
 
     async def _open(self) -> Connection:
         loop = asyncio.get_running_loop()

@@ -9,16 +9,13 @@ from typing import Any, TypeAlias, cast
 
 import hiredis
 
-from mooncake_core.resp.errors import DeadlineError, ReplyError, UnavailableError
+from mooncake_core.resp.errors import DeadlineError, DemotedError, ReplyError, reply_error
 from mooncake_core.resp.pending import Pending
 
 Argument: TypeAlias = bytes | str | int | float | memoryview
 Reply: TypeAlias = Any
 """bytes, int, None, or a list of these."""
 
-_UNAVAILABLE_CODES = frozenset(
-    {"BUSY", "CLUSTERDOWN", "LOADING", "MASTERDOWN", "MISCONF", "NOREPLICAS", "OOM", "READONLY", "TRYAGAIN"}
-)
 _NOT_YET = object()
 _MAX_PENDING = 1 << 16
 _MAX_UNSENT_BYTES = 32 << 20
@@ -28,14 +25,6 @@ POSTED_WITHIN_S = 0.005
 
 # hiredis' stub declares a tuple of exactly one.
 _pack = cast("Callable[[Sequence[Argument]], bytes]", hiredis.pack_command)
-
-
-def _error(text: str) -> ReplyError:
-    # Inside a script the code of the failed command stands behind the script's own "ERR".
-    code = text.partition(" ")[0]
-    if code in _UNAVAILABLE_CODES or "-OOM " in text or "-READONLY " in text:
-        return UnavailableError(text)
-    return ReplyError(text)
 
 
 class Connection(asyncio.Protocol):
@@ -58,7 +47,7 @@ class Connection(asyncio.Protocol):
         self._loop = loop
         self._stall_s = stall_s
         self._on_error = on_error
-        self._reader = hiredis.Reader(replyError=_error, notEnoughData=_NOT_YET)
+        self._reader = hiredis.Reader(replyError=reply_error, notEnoughData=_NOT_YET)
         self._waiters: deque[Pending] = deque()
         self._transport: asyncio.Transport | None = None
         self._posted: list[bytes] = []
@@ -193,6 +182,10 @@ class Connection(asyncio.Protocol):
                 answered.append((waiter, reply))
         except (hiredis.ProtocolError, IndexError) as error:
             self.abort(ConnectionError(f"what answers is no Redis, or spoke out of turn: {error}"))
+        demoted = next((reply for _, reply in answered if isinstance(reply, DemotedError)), None)
+        if demoted is not None:
+            # Behind one name stands another primary now, and this connection would never lead there.
+            self.abort(demoted)
         # Who is told goes on at once, and may ask the next thing here.
         for waiter, reply in answered:
             if not isinstance(reply, ReplyError):

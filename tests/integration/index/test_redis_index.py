@@ -228,6 +228,41 @@ async def test_slots_that_run_out_are_a_clear_error_until_the_sweep(
     assert await index.match([1]) == {"b": Depth(1, 1, 1)}
 
 
+async def test_more_ended_lives_than_lua_unpacks_at_once_are_swept_in_one_go(
+    index: RedisIndex, client: RespClient
+) -> None:
+    await index.attach(A)
+    await index.apply(A, [Stored([1, 2], Tier.HBM)], 0)
+    await index.detach(A)
+    await client.call_many([("SADD", f"{ROOT}:stale", *range(1, 8191)), ("HSET", ROOT, "slots", 8191)])
+    while await index.sweep(1000):
+        pass
+    assert await client.call("LLEN", f"{ROOT}:free") == 8191
+    assert await index.blocks() == 0
+    await index.attach(B)
+
+
+@pytest.mark.parametrize("shortage", ["cannot save", "short of replicas"])
+async def test_a_redis_that_refuses_writes_is_away_and_used_again_when_it_takes_them(
+    index: RedisIndex, redis_server: RedisServer, setting, shortage: str
+) -> None:
+    with redis_server.client() as admin:
+        if shortage == "cannot save":
+            (redis_server.directory / "no-file").mkdir(exist_ok=True)
+            setting("dbfilename", "no-file")
+            setting("save", "3600 1000000")
+            admin.set("x", 1)
+            admin.bgsave()
+            await until(lambda: admin.info("persistence")["rdb_last_bgsave_status"] == "err")
+        else:
+            setting("min-replicas-to-write", 1)
+        with pytest.raises(UnavailableError):
+            await index.attach(A)
+        setting("save", "")
+        setting("min-replicas-to-write", 0)
+    await index.attach(A)
+
+
 async def test_the_highest_slot_is_not_taken_for_an_overflow(index: RedisIndex, client: RespClient) -> None:
     await index.attach(A)
     await client.call("HSET", ROOT, "slots", 8190)

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 import pytest
 
 from mooncake_core.ledger import Limits, RedisLedger, RefusalReason, Reservation
-from mooncake_core.resp import RespClient
+from mooncake_core.resp import DeadlineError, RespClient
 from mooncake_testing.redis import RedisServer
 from mooncake_testing.waiting import until
 
@@ -226,3 +226,60 @@ async def test_while_redis_is_away_a_prefill_waits_on_where_it_did(
     assert await ledger.move(reservation("b", prefill="other"), 0.1, 1.0)
     with pytest.raises(LookupError, match="no reservation a waits"):
         await ledger.move(reservation("a", prefill="other"), 0.1, 1.0)
+
+
+async def test_a_hanging_redis_costs_no_request_more_than_its_budget_whoever_posts_the_table(
+    open_ledger: Opener, redis_server: RedisServer
+) -> None:
+    ledger = await open_ledger(budget_s=0.02)
+    await ledger.reserve(reservation("a"), Limits(), 0.0)
+    redis_server.pause()
+    with pytest.raises(ConnectionError):
+        await ledger.reserve(reservation("b"), Limits(), 0.0)
+    posting = asyncio.create_task(ledger.refresh(0.0))
+    await asyncio.sleep(0)
+    with pytest.raises(ConnectionError):
+        await ledger.reserve(reservation("c"), Limits(), 0.0)
+    waiting = [ledger.reserve(reservation(f"c{n}"), Limits(), 0.0) for n in range(5)]
+    answers = await asyncio.gather(*waiting, return_exceptions=True)
+    assert not posting.done(), "the requests waited for the posting to fail"
+    assert {type(answer) for answer in answers} == {DeadlineError}
+    redis_server.resume()
+    await asyncio.gather(posting, return_exceptions=True)
+    await until(lambda: refreshes(ledger))
+    assert totals(redis_server) == {"q:p": 1_000_000, "n:d": 1, "k:d": 100}
+
+
+async def test_a_request_that_ends_while_it_waits_for_the_table_leaves_the_others_waiting_for_nothing(
+    open_ledger: Opener, redis_server: RedisServer
+) -> None:
+    """As the gateway's flows end: by an exception of their own, thrown in where they wait."""
+    ledger = await open_ledger()
+    await ledger.refresh(0.0)
+    redis_server.pause()
+    posting = asyncio.create_task(ledger.reserve(reservation("a"), Limits(), 0.0))
+    await asyncio.sleep(0)
+    assert ledger.reserve_locally(reservation("local"), Limits(), 0.0) is None
+    posting_it = asyncio.create_task(ledger.refresh(0.0))
+    await asyncio.sleep(0.01)
+    assert ledger.reserve_locally(reservation("local too"), Limits(), 0.0) is None
+    leaving = ledger.reserve(reservation("b"), Limits(), 0.0)
+    leaving.send(None)._asyncio_future_blocking = False  # type: ignore[attr-defined]
+    staying = asyncio.create_task(ledger.reserve(reservation("c"), Limits(), 0.0))
+    left: list[BaseException] = []
+
+    def leave(_: object) -> None:
+        try:
+            leaving.throw(RuntimeError("the client left"))  # type: ignore[attr-defined]
+        except RuntimeError as error:
+            left.append(error)
+
+    # In the turn in which the posting ends, and before whoever waited for it goes on.
+    posting_it.add_done_callback(leave)
+    redis_server.resume()
+    async with asyncio.timeout(10):
+        await asyncio.gather(posting, posting_it, return_exceptions=True)
+        assert left
+        await asyncio.gather(staying, return_exceptions=True)
+        await until(lambda: refreshes(ledger))
+        assert await ledger.reserve(reservation("d"), Limits(), 0.0) is None

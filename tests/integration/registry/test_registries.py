@@ -18,6 +18,7 @@ from mooncake_core.registry import (
 )
 from mooncake_core.registry.redis import RedisRegistry
 from mooncake_testing.redis import RedisServer
+from mooncake_testing.waiting import until
 
 TTL_S = 0.4
 Opener = Callable[[], Awaitable[Registry]]
@@ -189,4 +190,21 @@ async def test_a_redis_that_lost_its_memory_empties_no_list_at_once(redis_server
     await registry.deregister("b", again.epoch)
     await asyncio.sleep(TTL_S)
     assert list(await registry.instances()) == []
+    await registry.close()
+
+
+async def test_the_registry_leaves_a_primary_that_was_demoted(redis_server: RedisServer) -> None:
+    registry = RedisRegistry(redis_server.url, namespace="test", ttl_s=30)
+    await registry.register(instance())
+    with redis_server.client() as admin:
+        connection = admin.client_id()
+        admin.replicaof("127.0.0.1", 1)
+        try:
+            with pytest.raises(ConnectionError, match=r"(?i)read only"):
+                await registry.register(instance())
+            # A new connection may lead to the new primary, those that were there never will.
+            await until(lambda: {each["id"] for each in admin.client_list()} == {str(connection)})
+        finally:
+            admin.replicaof("NO", "ONE")
+    await registry.register(instance())
     await registry.close()

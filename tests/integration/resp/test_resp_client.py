@@ -1,14 +1,35 @@
 import asyncio
+import socket
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
 import uvloop
 
-from mooncake_core.resp import Address, DeadlineError, ReplyError, RespClient, Script
+from mooncake_core.resp import Address, DeadlineError, DemotedError, ReplyError, RespClient, Script
 from mooncake_testing.redis import RedisServer, start_redis
 from mooncake_testing.waiting import until
+
+
+@asynccontextmanager
+async def listening(
+    answer: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Coroutine[Any, Any, None]],
+) -> AsyncIterator[str]:
+    """A server that is no Redis, by its URL; leaves when all have been answered."""
+    answering: set[asyncio.Task[None]] = set()
+
+    async def take(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.ensure_future(answer(reader, writer))
+        answering.add(task)
+        await asyncio.wait([task])
+
+    server = await asyncio.start_server(take, "127.0.0.1", 0)
+    yield f"redis://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    server.close()
+    await asyncio.gather(*answering, return_exceptions=True)
 
 
 @pytest.fixture
@@ -127,6 +148,70 @@ async def test_a_killed_redis_fails_calls_at_once_and_its_successor_is_noticed(
     assert seen == [client.run_id]
     assert client.run_id != first
     assert await client.call(b"PING") == b"PONG"
+
+
+async def test_a_primary_that_was_demoted_is_left_for_its_successor(
+    redis_server: RedisServer, tmp_path: Path
+) -> None:
+    successor = start_redis(tmp_path)
+    primary = redis_server.port
+
+    async def lead_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        there, on = await asyncio.open_connection("127.0.0.1", primary)
+        await asyncio.gather(pump(reader, on), pump(there, writer))
+
+    async def pump(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
+        while data := await source.read(1 << 16):
+            sink.write(data)
+        sink.close()
+        await sink.wait_closed()
+
+    async with listening(lead_on) as url:
+        client = RespClient(url)
+        await client.connect()
+        await client.call(b"SET", b"k", b"v")
+        with redis_server.client() as admin:
+            admin.replicaof("127.0.0.1", successor.port)
+            primary = successor.port
+            with pytest.raises(DemotedError, match="read only"):
+                await client.eval(Script("return redis.call('SET', KEYS[1], 'w')"), [b"k"], [])
+            await until(lambda: client.connected)
+            await client.call(b"SET", b"k", b"w")
+            with successor.client() as look:
+                assert look.get("k") == b"w"
+            admin.replicaof("NO", "ONE")
+        await client.close()
+    successor.stop()
+
+
+async def test_who_waits_for_a_connection_hears_when_the_client_is_closed() -> None:
+    async with asyncio.timeout(10):
+        with socket.create_server(("127.0.0.1", 0)) as silent:
+            client = RespClient(f"redis://127.0.0.1:{silent.getsockname()[1]}")
+            waiting = asyncio.create_task(client.connect())
+            await asyncio.sleep(0.01)
+            await client.close()
+            with pytest.raises(ConnectionError, match="closed"):
+                await waiting
+
+
+async def test_a_connection_that_never_lasts_is_not_made_again_without_a_pause() -> None:
+    made = 0
+
+    async def hang_up(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal made
+        made += 1
+        await reader.readuntil(b"server")
+        writer.write(b"$11\r\nrun_id:abc\n\r\n")
+        writer.close()
+        await writer.wait_closed()
+
+    async with listening(hang_up) as url:
+        client = RespClient(url)
+        await client.connect()
+        await asyncio.sleep(0.2)
+        assert 1 < made <= 5
+        await client.close()
 
 
 async def test_a_client_that_starts_before_redis_says_so_and_connects_later(

@@ -41,6 +41,8 @@ if stop < buckets then
   return #slots + call('SCARD', stale)
 end
 -- A split puts blocks behind the last bucket only: by now every bucket was looked at.
-call('RPUSH', root .. ':free', unpack(slots))
+for from = 1, #slots, 1000 do -- Lua unpacks no more than 8 000 at once
+  call('RPUSH', root .. ':free', unpack(slots, from, math.min(from + 999, #slots)))
+end
 call('DEL', sweeping)
 return call('SCARD', stale)
