@@ -22,6 +22,7 @@ from redis.asyncio import Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.credentials import CredentialProvider
+from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import MasterDownError, ReadOnlyError, RedisError
 
 from mooncake_core.registry.contract import EngineReport, Instance, InstanceState, StaleEpochError
@@ -104,7 +105,11 @@ class _PasswordFile(CredentialProvider):
         self._password = password
 
     def get_credentials(self) -> tuple[str]:
-        return (self._password() or "",)
+        try:
+            return (self._password() or "",)
+        except Exception as error:
+            # As any other reason for which no connection can be made.
+            raise RedisConnectionError(f"the password cannot be read: {error}") from error
 
     async def get_credentials_async(self) -> tuple[str]:
         return self.get_credentials()

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from enum import Enum
-from typing import Any, NamedTuple
+from math import isfinite
+from typing import NamedTuple, TypeVar
 from urllib.parse import urlsplit
 
 import httpx
+import msgspec
 
+_NO_SUCH_PATH = frozenset({404, 405, 501})
+_Document = TypeVar("_Document")
 _LABEL = re.compile(r'(\w+)="([^"]*)"')
 
 
@@ -80,26 +83,27 @@ class EngineProbe:
             return Health.ILL
         return Health.WELL if answer.status_code == 200 else Health.ILL
 
-    async def facts(self) -> Facts:
+    async def facts(self, *, ask_events: bool = True) -> Facts:
         """Ask all that has to be known once.
+
+        Args:
+            ask_events: whether to ask where events are published.
 
         Raises:
             ConnectionError: an answer is missing or cannot be read; says which.
         """
-        models = await self._json("/v1/models")
-        try:
-            model: Mapping[str, Any] = models["data"][0]
-        except (KeyError, IndexError, TypeError):
-            raise ConnectionError(f"/v1/models: no model in {str(models)[:200]}") from None
-        version = await self._json("/version")
+        models = (await self._read("/v1/models", _Models)).data
+        if not models:
+            raise ConnectionError("/v1/models: no model is served")
+        version = await self._read("/version", _Version)
         block_size, blocks = _cache_config((await self._get("/metrics")).text)
         return Facts(
-            version=str(version.get("version", "")),
-            max_model_len_tokens=int(model.get("max_model_len") or 0),
-            model_root=str(model.get("root") or model.get("id") or ""),
+            version=version.version,
+            max_model_len_tokens=models[0].max_model_len or 0,
+            model_root=models[0].root or models[0].id,
             block_size_tokens=block_size,
             kv_blocks=blocks,
-            events=await self._event_source(),
+            events=await self._event_source() if ask_events else None,
         )
 
     async def load(self) -> Load:
@@ -128,14 +132,18 @@ class EngineProbe:
     async def _event_source(self) -> EventSource | None:
         """Ask where events are published; engines before vLLM 0.31 cannot tell."""
         try:
-            sources = await self._json("/kv_event_sources")
-        except ConnectionError:
-            return None
+            sources = await self._read("/kv_event_sources", dict[str, _EventSource])
+        except ConnectionError as error:
+            # Any other failure says nothing of events, and would hide the engine's cache for all its life.
+            refusal = error.__cause__
+            if isinstance(refusal, httpx.HTTPStatusError) and refusal.response.status_code in _NO_SUCH_PATH:
+                return None
+            raise
         source = sources.get("0")
-        if not source or not source.get("enable_kv_cache_events", True):
+        if source is None or not source.endpoint or not source.enable_kv_cache_events:
             return None
-        replay = source.get("replay_endpoint")
-        return EventSource(self._reachable(source["endpoint"]), self._reachable(replay) if replay else None)
+        replay = source.replay_endpoint
+        return EventSource(self._reachable(source.endpoint), self._reachable(replay) if replay else None)
 
     def _reachable(self, endpoint: str) -> str:
         """An endpoint as it was bound, as it can be connected to."""
@@ -143,33 +151,59 @@ class EngineProbe:
             endpoint = endpoint.replace(f"//{everywhere}:", f"//{self._host}:")
         return endpoint
 
-    async def _json(self, path: str) -> dict[str, Any]:
+    async def _read(self, path: str, kind: type[_Document]) -> _Document:
+        answer = await self._get(path)
         try:
-            document = (await self._get(path)).json()
-        except ValueError as error:
-            raise ConnectionError(f"{path}: not JSON: {error}") from None
-        if not isinstance(document, dict):
-            raise ConnectionError(f"{path}: expected an object, got {str(document)[:200]}")
-        return document
+            return msgspec.json.decode(answer.content, type=kind)
+        except msgspec.MsgspecError as error:
+            raise ConnectionError(f"{path}: {error}") from error
 
     async def _get(self, path: str) -> httpx.Response:
         try:
             answer = await self._http.get(path)
             answer.raise_for_status()
         except httpx.HTTPError as error:
-            raise ConnectionError(f"{path}: {error!r}") from None
+            raise ConnectionError(f"{path}: {error!r}") from error
         return answer
 
 
+class _Model(msgspec.Struct):
+    id: str = ""
+    root: str | None = None
+    max_model_len: int | None = None
+
+
+class _Models(msgspec.Struct):
+    data: list[_Model]
+
+
+class _Version(msgspec.Struct):
+    version: str = ""
+
+
+class _EventSource(msgspec.Struct):
+    endpoint: str | None = None
+    enable_kv_cache_events: bool = True
+    replay_endpoint: str | None = None
+
+
 def _sample(text: str, name: str) -> float:
-    """A metric's samples added up, 0 without any. Far quicker than a parser, and asked every second."""
+    """A metric's samples added up, 0 without any. Far quicker than a parser, and asked every second.
+
+    Raises:
+        ConnectionError: a sample has no value that is a number.
+    """
     total = 0.0
     for line in text.splitlines():
         if line.startswith(name) and line[len(name) : len(name) + 1] in ("{", " "):
+            # Behind the value may stand a time, and in labels anything.
+            value = line[max(len(name), line.rfind("}") + 1) :].split()[:1]
             try:
-                total += float(line.rpartition(" ")[2])
-            except ValueError:
+                total += float(value[0])
+            except (IndexError, ValueError):
                 raise ConnectionError(f"/metrics: {line[:200]!r} has no value") from None
+    if not isfinite(total):
+        raise ConnectionError(f"/metrics: {name} is {total}")
     return total
 
 

@@ -76,6 +76,8 @@ class Journal:
     def __init__(self, folder: Path, instance: str) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self._path = folder / f"{instance}.journal"
+        self._fresh_path = folder / f"{instance}.new"
+        self._fresh_path.unlink(missing_ok=True)
         self._file = self._path.open("ab", buffering=0)
         self.bytes = 0
         """Size of the file."""
@@ -83,7 +85,11 @@ class Journal:
         """Bytes of a broken tail that `load` cut off."""
 
     def load(self) -> Iterator[Entry]:
-        """Read all entries, oldest first, up to the first that is torn or broken; then cut off the rest."""
+        """Read all entries, oldest first, up to the first that is torn or broken; then cut off the rest.
+
+        Raises:
+            OSError: the disk is gone, or too full even for an empty journal: `replace` it before you append.
+        """
         content = self._path.read_bytes()
         at = len(_MAGIC) if content.startswith(_MAGIC) else 0
         while at and at + _FRAME.size <= len(content):
@@ -99,9 +105,9 @@ class Journal:
             at += _FRAME.size + size
         self.cut_bytes = len(content) - at
         os.truncate(self._path, at)
+        self.bytes = at
         if not at:
-            self._file.write(_MAGIC)
-        self.bytes = max(at, len(_MAGIC))
+            self._append(_MAGIC)
 
     def append(self, entry: Entry) -> None:
         """Add an entry.
@@ -110,11 +116,7 @@ class Journal:
             OSError: the disk is full or gone. A part of the entry may have been written: `replace` before
                 anything is appended again.
         """
-        frame = _frame(entry)
-        written = self._file.write(frame)
-        if written != len(frame):
-            raise OSError(f"{self._path}: only {written} of {len(frame)} bytes could be written")
-        self.bytes += len(frame)
+        self._append(_frame(entry))
 
     def replace(self, everything: Everything) -> None:
         """Put one entry in the place of all.
@@ -123,16 +125,31 @@ class Journal:
             OSError: as `append`; the old file is still there.
         """
         content = _MAGIC + _frame(everything)
-        fresh = self._path.with_suffix(".new")
-        fresh.write_bytes(content)
-        os.replace(fresh, self._path)
+        try:
+            self._fresh_path.write_bytes(content)
+            fresh = self._fresh_path.open("ab", buffering=0)
+            try:
+                os.replace(self._fresh_path, self._path)
+            except OSError:
+                fresh.close()
+                raise
+        except OSError:
+            # On a full disk what was written of it would only make things worse.
+            self._fresh_path.unlink(missing_ok=True)
+            raise
         self._file.close()
-        self._file = self._path.open("ab", buffering=0)
+        self._file = fresh
         self.bytes = len(content)
 
     def close(self) -> None:
         """Close the file; it stays."""
         self._file.close()
+
+    def _append(self, content: bytes) -> None:
+        written = self._file.write(content)
+        if written != len(content):
+            raise OSError(f"{self._path}: only {written} of {len(content)} bytes could be written")
+        self.bytes += len(content)
 
 
 def _frame(entry: Entry) -> bytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,7 +12,7 @@ import structlog
 from mooncake_core.events import BlockHash, EventDecodeError, decode_batch
 from mooncake_core.events.sequence import NOTHING, fingerprint
 from mooncake_core.index import Change, Tier
-from mooncake_sidecar.engine.journal import Checked, Everything, Forgotten, Journal, Message, Opened
+from mooncake_sidecar.engine.journal import Checked, Entry, Everything, Forgotten, Journal, Message, Opened
 from mooncake_sidecar.engine.mirror import Drop, Mirror, Put, Shared, Step
 
 _log = structlog.get_logger(__name__)
@@ -21,6 +22,8 @@ REPLACE_ABOVE_BYTES = 4 << 20
 _REPLACE_GROWTH = 4
 JOURNAL_MOST_BYTES = 256 << 20
 """A journal that grew so far because the index takes nothing is replaced; the index is written anew."""
+REPAIR_EVERY_S = 10.0
+"""Wall seconds between attempts to write a broken journal anew: on a full disk each costs an image of all."""
 WAITING_MOST_KEYS = 1_000_000
 """Beyond, changes that wait for the index are dropped; everything is written again instead."""
 
@@ -54,6 +57,7 @@ class Residency:
         self._unwritten: list[Shared] = []
         self._journal = Journal(folder, instance)
         self._journal_broken = False
+        self._repair_at_s = 0.0
         self._image_bytes = 0
         self._load()
 
@@ -201,12 +205,14 @@ class Residency:
 
     def _write(self, entry: Opened | Message | Checked | Forgotten) -> None:
         if self._journal_broken:
-            self.replace_journal()
+            if time.monotonic() >= self._repair_at_s:
+                self.replace_journal()
             return
         try:
             self._journal.append(entry)
         except OSError as error:
             self._journal_failed(error)
+            return
         if self._journal.bytes > max(JOURNAL_MOST_BYTES, _REPLACE_GROWTH * self._image_bytes):
             self._start_over()
             self.replace_journal()
@@ -214,32 +220,17 @@ class Residency:
     def _journal_failed(self, error: OSError) -> None:
         self.journal_errors += 1
         self._journal_broken = True
+        self._repair_at_s = time.monotonic() + REPAIR_EVERY_S
         _log.error("the journal cannot be written: a restart will begin with nothing", error=str(error))
 
     def _load(self) -> None:
         entries = 0
-        for entry in self._journal.load():
-            entries += 1
-            if isinstance(entry, Everything):
-                self.mirror.restore(entry.image)
-                self.epoch, self.sequence, self.fingerprint, self.version = (
-                    entry.epoch,
-                    entry.sequence,
-                    entry.fingerprint,
-                    entry.version,
-                )
-                self.continues = entry.continues
-                self._image_bytes = self._journal.bytes
-            elif isinstance(entry, Opened):
-                self.epoch = entry.epoch
-                self.continues = True
-                self._waiting.clear()
-            elif isinstance(entry, Forgotten):
-                self.mirror.clear()
-                self.sequence, self.fingerprint = NOTHING, None
-                self._start_over()
-            else:
-                self._load_steps(entry)
+        try:
+            for entry in self._journal.load():
+                entries += 1
+                self._load_entry(entry)
+        except OSError as error:
+            self._journal_failed(error)
         self._waiting_keys = sum(len(change.keys) for _, changes in self._waiting for change in changes)
         self._unwritten = list(self.mirror.shared())
         if entries:
@@ -251,6 +242,28 @@ class Residency:
                 epoch=self.epoch,
                 cut_bytes=self._journal.cut_bytes,
             )
+
+    def _load_entry(self, entry: Entry) -> None:
+        if isinstance(entry, Everything):
+            self.mirror.restore(entry.image)
+            self.epoch, self.sequence, self.fingerprint, self.version = (
+                entry.epoch,
+                entry.sequence,
+                entry.fingerprint,
+                entry.version,
+            )
+            self.continues = entry.continues
+            self._image_bytes = self._journal.bytes
+        elif isinstance(entry, Opened):
+            self.epoch = entry.epoch
+            self.continues = True
+            self._waiting.clear()
+        elif isinstance(entry, Forgotten):
+            self.mirror.clear()
+            self.sequence, self.fingerprint = NOTHING, None
+            self._start_over()
+        else:
+            self._load_steps(entry)
 
     def _load_steps(self, entry: Message | Checked) -> None:
         own: list[Change] = []

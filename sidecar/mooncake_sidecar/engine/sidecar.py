@@ -181,7 +181,8 @@ class Sidecar:
 
     async def _discover(self) -> bool:
         try:
-            facts = self._facts = await self.probe.facts()
+            asks = self.config.events_endpoint is None
+            facts = self._facts = await self.probe.facts(ask_events=asks)
         except ConnectionError as error:
             _log.warning("the engine does not say what it is", error=str(error))
             return False

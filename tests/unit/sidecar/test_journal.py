@@ -1,11 +1,18 @@
 """The journal survives what the process does not."""
 
+import resource
+from array import array
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
+from mooncake_core.events import BlockStored, EventBatch, encode_batch
 from mooncake_sidecar.engine.journal import Everything, Forgotten, Journal, Message, Opened
 from mooncake_sidecar.engine.mirror import Clear, Drop, Image, Put
+from mooncake_sidecar.engine.residency import Residency
 
 ENTRIES = [
     Opened(3),
@@ -89,3 +96,61 @@ def test_instances_have_journals_of_their_own(tmp_path: Path) -> None:
     other = Journal(tmp_path, "b")
     assert list(other.load()) == []
     other.close()
+
+
+@contextmanager
+def no_room_beyond(size_bytes: int) -> Iterator[None]:
+    """No file of this process can grow beyond so many bytes: the kernel refuses, as on a full disk."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size_bytes, before[1]))
+    try:
+        with capture_logs():  # pytest keeps what is printed in a file
+            yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def stored(number: int) -> bytes:
+    tokens = array("I", range(number * 16, number * 16 + 16))
+    event = BlockStored(hashes=(number,), parent=None, token_ids=tokens, block_size=16)
+    return encode_batch(EventBatch(ts=0.0, events=(event,)))
+
+
+def test_on_a_full_disk_the_mirror_goes_on_and_the_journal_is_whole_again_when_there_is_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    residency = Residency(tmp_path, "a", has_pool=False)
+    residency.begin_epoch(4)
+    with no_room_beyond(400):
+        for number in range(100):
+            residency.message(number, stored(number))
+    assert len(residency.mirror) == 100
+    assert 1 <= residency.journal_errors <= 2, "each attempt costs an image of everything"
+    assert [file.name for file in tmp_path.iterdir()] == ["a.journal"], "a part of an image was left"
+
+    monkeypatch.setattr("mooncake_sidecar.engine.residency.REPAIR_EVERY_S", 0.0)
+    residency._repair_at_s = 0.0
+    with no_room_beyond(400):
+        residency.message(100, stored(100))
+    residency.message(101, stored(101))
+    residency.close()
+    successor = Residency(tmp_path, "a", has_pool=False)
+    assert (successor.epoch, successor.sequence, len(successor.mirror)) == (4, 101, 102)
+    successor.close()
+
+
+def test_a_sidecar_begins_on_a_full_disk_too(tmp_path: Path) -> None:
+    with no_room_beyond(4):
+        residency = Residency(tmp_path, "a", has_pool=False)
+        residency.begin_epoch(4)
+        residency.message(0, stored(0))
+    assert len(residency.mirror) == 1
+    residency.close()
+    assert load(tmp_path)[0] == []
+
+
+def test_what_a_life_that_was_killed_had_begun_to_write_is_taken_away(tmp_path: Path) -> None:
+    written(tmp_path)
+    (tmp_path / "a.new").write_bytes(b"half an image")
+    assert load(tmp_path) == (ENTRIES, 0)
+    assert [file.name for file in tmp_path.iterdir()] == ["a.journal"]
