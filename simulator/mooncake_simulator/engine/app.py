@@ -14,7 +14,13 @@ from mooncake_simulator.engine.faults import FaultError
 from mooncake_simulator.engine.hashing import external_hash
 from mooncake_simulator.engine.http_server import Exchange, Request
 from mooncake_simulator.engine.metrics import CONTENT_TYPE
-from mooncake_simulator.engine.openai_requests import ApiError, RequestReader, bad_request, decode_body
+from mooncake_simulator.engine.openai_requests import (
+    ApiError,
+    RequestReader,
+    bad_request,
+    decode_body,
+    transfer_params,
+)
 from mooncake_simulator.engine.options import VLLM_VERSION
 from mooncake_simulator.engine.tokens import TextCodec
 
@@ -94,7 +100,7 @@ class App:
                 "The engine is currently busy and cannot accept new requests.",
                 headers={"retry-after": f"{faults.status_503_retry_after:g}"},
             )
-        prefill = (body.get("kv_transfer_params") or {}).get("do_remote_decode")
+        prefill = (transfer_params(body) or {}).get("do_remote_decode")
         if faults.take("status_500") or (prefill and faults.take("fail_prefill")):
             raise engine_error()
 

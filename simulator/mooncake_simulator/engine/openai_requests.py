@@ -139,7 +139,7 @@ class RequestReader:
             raise invalid("messages: a non-empty list is required", "messages")
         if not all(isinstance(message, dict) for message in messages):
             raise invalid("messages: every message must be an object", "messages")
-        arguments = body.get("chat_template_kwargs") or {}
+        arguments = _mapping(body, "chat_template_kwargs") or {}
         generation = bool(body.get("add_generation_prompt", True))
         try:
             text = self._codec.render_chat(messages, body.get("tools"), generation, arguments)
@@ -184,13 +184,11 @@ class RequestReader:
         if _integer(body, "n", 1, 1) != 1:
             raise bad_request("the simulated engine generates one choice a request: send n=1", "n")
         stream = bool(body.get("stream"))
-        stream_options = body.get("stream_options") or {}
+        stream_options = _mapping(body, "stream_options") or {}
         if stream_options and not stream:
             raise invalid("Stream options can only be defined when `stream=True`.", "stream_options")
-        transfer = body.get("kv_transfer_params")
-        if transfer is not None and not isinstance(transfer, dict):
-            raise invalid("kv_transfer_params: Input should be a valid dictionary", "kv_transfer_params")
-        name = request_id or body.get("request_id") or uuid.uuid4().hex
+        transfer = transfer_params(body)
+        name = request_id or _text(body, "request_id") or uuid.uuid4().hex
         return Generation(
             id=f"{'chatcmpl' if chat else 'cmpl'}-{name}",
             chat=chat,
@@ -205,7 +203,7 @@ class RequestReader:
             ignore_eos=bool(body.get("ignore_eos")),
             stop=_stop_strings(body.get("stop")),
             stop_in_output=bool(body.get("include_stop_str_in_output")),
-            stop_token_ids=frozenset(body.get("stop_token_ids") or ()),
+            stop_token_ids=_token_ids(body, "stop_token_ids"),
             return_token_ids=bool(body.get("return_token_ids")),
             echo=bool(body.get("echo")) and not chat,
             seed=_integer(body, "seed", 0, None),
@@ -242,6 +240,36 @@ class RequestReader:
                 name,
             )
         return min(asked, limit - prompt)
+
+
+def transfer_params(body: Mapping[str, Any]) -> dict[str, Any] | None:
+    """What a body says of the hand-over of KV.
+
+    Raises:
+        ApiError: it is no object.
+    """
+    return _mapping(body, "kv_transfer_params")
+
+
+def _mapping(body: Mapping[str, Any], name: str) -> dict[str, Any] | None:
+    value = body.get(name)
+    if value is not None and not isinstance(value, dict):
+        raise invalid(f"{name}: Input should be a valid dictionary", name)
+    return value
+
+
+def _text(body: Mapping[str, Any], name: str) -> str | None:
+    value = body.get(name)
+    if value is not None and not isinstance(value, str):
+        raise invalid(f"{name}: Input should be a valid string", name)
+    return value
+
+
+def _token_ids(body: Mapping[str, Any], name: str) -> frozenset[int]:
+    value = body.get(name) or []
+    if not isinstance(value, list) or not all(type(one) is int for one in value):
+        raise invalid(f"{name}: Input should be a list of token ids", name)
+    return frozenset(value)
 
 
 def _integer(body: Mapping[str, Any], name: str, default: int, least: int | None) -> int:

@@ -178,14 +178,17 @@ def _render(
 ) -> str:
     try:
         return template.render(
-            messages=[_with_plain_content(message) for message in messages],
-            tools=tools,
-            documents=None,
-            add_generation_prompt=add_generation_prompt,
-            **special,
-            **template_arguments,
+            {
+                **special,
+                **template_arguments,
+                "messages": [_with_plain_content(message) for message in messages],
+                "tools": tools,
+                "documents": None,
+                "add_generation_prompt": add_generation_prompt,
+            }
         )
-    except jinja2.TemplateError as error:
+    except (jinja2.TemplateError, TypeError, ValueError, OverflowError) as error:
+        # A template does with what is in a message whatever it likes.
         raise ChatError(str(error)) from error
 
 
@@ -193,4 +196,7 @@ def _with_plain_content(message: Mapping[str, Any]) -> Mapping[str, Any]:
     content = message.get("content")
     if not isinstance(content, list):
         return message
-    return {**message, "content": "\n".join(part.get("text", "") for part in content)}
+    texts = [part.get("text", "") if isinstance(part, dict) else part for part in content]
+    if not all(isinstance(text, str) for text in texts):
+        raise ChatError("every part of a message's content must be a text")
+    return {**message, "content": "\n".join(texts)}

@@ -134,7 +134,7 @@ class Directory:
             if stored is not None:
                 stored.complete = True
                 self._objects.move_to_end(key)
-                self.counts.sizes.append(stored.size_bytes)
+                self.counts.sizes[stored.size_bytes] += 1
             done.append(stored is not None)
         if self._above_watermark():
             self.evict(now_s)

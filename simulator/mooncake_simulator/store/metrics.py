@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from math import inf
 
 from mooncake_simulator.store.directory import Directory
 
@@ -57,8 +58,6 @@ class MasterMetrics:
         self._items: Counter[str] = Counter()
         self._failed_items: Counter[str] = Counter()
         self._partial: Counter[str] = Counter()
-        self._buckets = [0] * (len(_SIZE_BUCKETS) + 1)
-        self._size_sum = 0
 
     def called(self, name: str, *, items: int = 1, failed_items: int = 0) -> None:
         """Account for one call."""
@@ -75,7 +74,6 @@ class MasterMetrics:
 
     def render(self, directory: Directory) -> bytes:
         """The exposition text."""
-        self._take_sizes(directory)
         lines: list[str] = []
         for name, kind, samples in self._families(directory):
             lines.append(f"# HELP {name} {name.replace('_', ' ').strip()}")
@@ -113,7 +111,7 @@ class MasterMetrics:
         yield one("master_key_count", "gauge", len(directory))
         yield one("master_soft_pin_key_count", "gauge", 0)
         yield one("master_active_clients", "gauge", len(directory.clients))
-        yield "master_value_size_bytes", "histogram", self._size_samples()
+        yield "master_value_size_bytes", "histogram", _size_samples(counts.sizes)
         for name in SINGLE_CALLS:
             yield one(f"master_{name}_requests_total", "counter", self._calls[name])
             yield one(f"master_{name}_failures_total", "counter", self._failures[name])
@@ -148,17 +146,11 @@ class MasterMetrics:
         yield one("ha_oplog_pending_entries", "gauge", 0)
         yield one("ha_standby_state", "gauge", 0)
 
-    def _take_sizes(self, directory: Directory) -> None:
-        for size in directory.counts.sizes:
-            self._size_sum += size
-            for index, bound in enumerate((*_SIZE_BUCKETS, float("inf"))):
-                if size <= bound:
-                    self._buckets[index] += 1
-        directory.counts.sizes.clear()
 
-    def _size_samples(self) -> list[tuple[str, float]]:
-        bounds = [f"{bound:.6f}" for bound in _SIZE_BUCKETS] + ["+Inf"]
-        samples: list[tuple[str, float]] = [
-            (f'_bucket{{le="{bound}"}}', count) for bound, count in zip(bounds, self._buckets, strict=True)
-        ]
-        return [*samples, ("_sum", self._size_sum), ("_count", self._buckets[-1])]
+def _size_samples(sizes: Counter[int]) -> list[tuple[str, float]]:
+    samples: list[tuple[str, float]] = []
+    for bound in (*_SIZE_BUCKETS, inf):
+        name = "+Inf" if bound == inf else f"{bound:.6f}"
+        samples.append((f'_bucket{{le="{name}"}}', sum(n for size, n in sizes.items() if size <= bound)))
+    total = sum(size * count for size, count in sizes.items())
+    return [*samples, ("_sum", total), ("_count", sizes.total())]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 from enum import Enum, IntEnum
 
@@ -86,5 +87,5 @@ class Counts:
     valid_gets: int = 0
     alloc_failures: int = 0
     discarded_puts: int = 0
-    sizes: list[int] = field(default_factory=list)
-    """Sizes of objects taken since the metrics were last read."""
+    sizes: Counter[int] = field(default_factory=Counter)
+    """Objects taken, by size: there are few sizes, and nobody may ever read the metrics."""

@@ -91,6 +91,17 @@ def test_all_blocks_are_free_again_on_both_sides_after_the_hand_over(
         assert state["free_blocks"] == state["blocks"]
 
 
+def test_a_transfer_that_is_prefilled_twice_holds_blocks_once(
+    prefill: SimulatedProcess, decode: SimulatedProcess
+) -> None:
+    for _ in range(2):
+        prefill.post("/v1/completions", prefill_leg("twice"))
+    assert prefill.get("/simulator/state")["held"] == 1
+    decode.post("/v1/completions", decode_leg(prefill, "twice"))
+    state = prefill.until("/simulator/state", held=0, running=0)
+    assert state["free_blocks"] == state["blocks"]
+
+
 def test_the_decode_engine_computes_no_prompt_token_and_caches_what_it_received(
     prefill: SimulatedProcess, decode: SimulatedProcess
 ) -> None:

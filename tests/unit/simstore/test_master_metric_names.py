@@ -44,3 +44,21 @@ def test_the_names_of_a_real_master_are_there_with_their_values() -> None:
     assert "master_key_count 1" in text
     assert 'master_value_size_bytes_bucket{le="65536.000000"} 1' in text
     assert "master_batch_put_start_requests_total 1" in text
+
+
+def test_sizes_are_counted_for_good_and_take_no_more_room_for_it() -> None:
+    directory, metrics = Directory(), MasterMetrics()
+    directory.mount(Segment("10.0.0.1:15000", "c", 1 << 30), 0.0)
+    for number in range(2000):
+        size = 5000 if number % 2 else 100_000
+        directory.put_start([(f"k{number}", size)], 0.0)
+        directory.put_end([f"k{number}"], 0.0)
+        directory.remove(f"k{number}")
+    assert len(directory.counts.sizes) == 2
+    for _ in range(2):
+        text = metrics.render(directory).decode()
+        assert 'master_value_size_bytes_bucket{le="4096.000000"} 0' in text
+        assert 'master_value_size_bytes_bucket{le="65536.000000"} 1000' in text
+        assert 'master_value_size_bytes_bucket{le="+Inf"} 2000' in text
+        assert f"master_value_size_bytes_sum {1000 * 105_000}" in text
+        assert "master_value_size_bytes_count 2000" in text

@@ -35,7 +35,11 @@ class Staging:
     _arrivals: dict[str, asyncio.Event] = field(default_factory=dict)
 
     def stage(self, transfer: str, sequence_id: str, tokens: int) -> None:
-        """Keep the blocks of an ended prefill."""
+        """Keep the blocks of an ended prefill; those of an earlier one of the same name nobody can ask for."""
+        earlier = self._staged.get(transfer)
+        if earlier is not None and not earlier.flowing:
+            earlier.expiry.cancel()
+            self.engine.release_held(earlier.sequence_id)
         expiry = asyncio.get_running_loop().call_later(self.keep_wall_s, self._expire, transfer)
         self._staged[transfer] = _Staged(sequence_id, tokens, expiry)
         arrival = self._arrivals.pop(transfer, None)
@@ -72,7 +76,8 @@ class Staging:
             await channel.send(Done())
         finally:
             # Pulled, or the puller died on the way: nobody else will come for them.
-            self._staged.pop(pull.transfer, None)
+            if self._staged.get(pull.transfer) is staged:
+                del self._staged[pull.transfer]
             self.engine.release_held(staged.sequence_id)
 
     async def _find(self, transfer: str) -> _Staged | None:
