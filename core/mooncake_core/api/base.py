@@ -77,6 +77,15 @@ class ApiModel(BaseModel):
         """Complaints that no CEL rule can express; overridden by models that have some."""
         return iter(())
 
+    @model_validator(mode="before")
+    @classmethod
+    def _leave_out_what_has_no_value(cls, content: Any) -> Any:
+        """A field that is written without a value is absent, as it is to the API server."""
+        if not isinstance(content, dict) or None not in content.values():
+            return content
+        known = {name for field, info in cls.model_fields.items() for name in (field, info.alias)}
+        return {name: value for name, value in content.items() if value is not None or name not in known}
+
     @model_validator(mode="after")
     def _keep_rules(self) -> ApiModel:
         found = [Problem(rule.at, rule.message) for rule in type(self).RULES if not rule.holds(self)]

@@ -63,13 +63,13 @@ class MooncakeClusterSpec(ApiModel):
             "!has(self.coordination.ratio) || "
             "self.prefillPools.size() == 0 || self.decodePools.size() == 0 || "
             "((!has(self.coordination.ratio.minPrefillPerDecode) || "
-            "double(self.prefillPools.map(p, p.replicas).sum()) >= "
-            "double(self.coordination.ratio.minPrefillPerDecode)"
-            " * double(self.decodePools.map(p, p.replicas).sum())) && "
+            "double(self.prefillPools.map(p, p.replicas).sum())"
+            " / double(self.decodePools.map(p, p.replicas).sum()) >= "
+            "double(self.coordination.ratio.minPrefillPerDecode)) && "
             "(!has(self.coordination.ratio.maxPrefillPerDecode) || "
-            "double(self.prefillPools.map(p, p.replicas).sum()) <= "
-            "double(self.coordination.ratio.maxPrefillPerDecode)"
-            " * double(self.decodePools.map(p, p.replicas).sum())))",
+            "double(self.prefillPools.map(p, p.replicas).sum())"
+            " / double(self.decodePools.map(p, p.replicas).sum()) <= "
+            "double(self.coordination.ratio.maxPrefillPerDecode)))",
             "the replicas of prefillPools and decodePools do not keep it; change replicas or the bounds",
             at="coordination.ratio",
         ),

@@ -35,6 +35,8 @@ class ConfigDocument(BaseModel):
             return cls.model_validate(_expanded(json.loads(path.read_text()), path))
         except OSError as error:
             raise ConfigError(f"{path}: {error.strerror}") from error
+        except UnicodeDecodeError as error:
+            raise ConfigError(f"{path}: not UTF-8: {error}") from error
         except json.JSONDecodeError as error:
             raise ConfigError(f"{path}:{error.lineno}:{error.colno}: not JSON: {error.msg}") from error
         except ValidationError as error:

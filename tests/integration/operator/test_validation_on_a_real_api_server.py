@@ -2,31 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import urllib.error
-from typing import Any
-
 import pytest
 
-from mooncake_core.api.crds.definitions import RESOURCES
-from mooncake_testing.apiserver import ApiServer
+from mooncake_testing.apiserver import ApiServer, refusal
 from mooncake_testing.wrong_manifests import Wrong, cluster, pool, wrong_manifests
 
 WRONG = list(wrong_manifests())
-
-
-def refusal(server: ApiServer, namespace: str, manifest: Any, method: str = "POST") -> str:
-    """What kubectl would show, empty = it was taken; nothing is kept."""
-    plural = RESOURCES[manifest["kind"]].plural
-    name = f"/{manifest['metadata']['name']}" if method == "PUT" else ""
-    path = f"/apis/mooncake.io/v1alpha1/namespaces/{namespace}/{plural}{name}"
-    try:
-        # Strict, as kubectl asks for: or unknown fields would be dropped in silence.
-        server.request(method, f"{path}?dryRun=All&fieldValidation=Strict", manifest)
-    except urllib.error.HTTPError as error:
-        message: str = json.loads(error.read())["message"]
-        return message
-    return ""
 
 
 @pytest.mark.parametrize("wrong", [w for w in WRONG if w.by_server], ids=lambda wrong: wrong.name)

@@ -24,6 +24,7 @@ from typing import Any
 import pytest
 import yaml
 
+from mooncake_core.api.crds.definitions import RESOURCES
 from mooncake_testing.ports import free_port
 
 _CRDS = Path(__file__).resolve().parents[3] / "crds"
@@ -285,6 +286,20 @@ def an_api_server(directory: Path) -> Iterator[ApiServer]:
         yield server
     finally:
         server.stop()
+
+
+def refusal(server: ApiServer, namespace: str, manifest: dict[str, Any], method: str = "POST") -> str:
+    """What kubectl would show of an object of ours, empty = it was taken; nothing is kept."""
+    plural = RESOURCES[manifest["kind"]].plural
+    name = f"/{manifest['metadata']['name']}" if method == "PUT" else ""
+    path = f"/apis/mooncake.io/v1alpha1/namespaces/{namespace}/{plural}{name}"
+    try:
+        # Strict, as kubectl asks for: or unknown fields would be dropped in silence.
+        server.request(method, f"{path}?dryRun=All&fieldValidation=Strict", manifest)
+    except urllib.error.HTTPError as error:
+        message: str = json.loads(error.read())["message"]
+        return message
+    return ""
 
 
 @pytest.fixture(scope="session")

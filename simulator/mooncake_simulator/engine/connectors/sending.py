@@ -35,7 +35,7 @@ class Staging:
     _arrivals: dict[str, asyncio.Event] = field(default_factory=dict)
 
     def stage(self, transfer: str, sequence_id: str, tokens: int) -> None:
-        """Keep the blocks of an ended prefill; those of an earlier one of the same name nobody can ask for."""
+        """Keep the blocks of an ended prefill; for those of an earlier one of that name nobody can ask."""
         earlier = self._staged.get(transfer)
         if earlier is not None and not earlier.flowing:
             earlier.expiry.cancel()
