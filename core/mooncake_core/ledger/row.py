@@ -6,6 +6,7 @@ import asyncio
 import time
 
 import msgspec
+import structlog
 
 from mooncake_core.ledger.board import Board
 from mooncake_core.ledger.scripts import BEAT, BEGIN, END, LEAVE, POST, STALE, TAKEN
@@ -14,6 +15,8 @@ from mooncake_core.resp import DeadlineError, Reply, ReplyError, RespClient, Scr
 
 POST_BUDGET_S = 1.0
 """Wall seconds that the posting of a whole table may take when no request waits for it."""
+
+_log = structlog.get_logger(__name__)
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(dict[str, Share]).decode
@@ -212,7 +215,7 @@ class Row:
         for peer, version, shares in zip(peers[0::3], peers[1::3], peers[2::3], strict=True):
             if shares:
                 self._versions[peer.decode()] = version
-                self._board.hear(peer.decode(), _decode(shares))
+                self._board.hear(peer.decode(), _read(peer, shares))
         return TAKEN
 
     def _keep_peers(self, present: list[str]) -> None:
@@ -224,6 +227,15 @@ class Row:
             return await self._client.eval(script, self._keys, args, timeout_s=timeout_s)  # type: ignore[arg-type]
         except ReplyError as error:
             raise ConnectionError(f"Redis refuses the ledger: {error}") from error
+
+
+def _read(peer: bytes, shares: bytes) -> dict[str, Share]:
+    """What a peer promised; nothing where it is of a version that says it in other words."""
+    try:
+        return _decode(shares)
+    except msgspec.DecodeError as error:
+        _log.warning("what a scheduler says of its work cannot be read", peer=peer.decode(), error=str(error))
+        return {}
 
 
 async def _end_of(posting: asyncio.Future[None], within_s: float) -> None:

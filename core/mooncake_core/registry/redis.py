@@ -13,11 +13,13 @@ Keys, below one hash tag:
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import msgspec
+import structlog
 from redis.asyncio import Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
@@ -28,6 +30,8 @@ from redis.exceptions import MasterDownError, ReadOnlyError, RedisError
 from mooncake_core.registry.contract import EngineReport, Instance, InstanceState, StaleEpochError
 from mooncake_core.registry.memory import HEARTBEAT_TTL_S
 from mooncake_core.resp import DemotedError, reply_error
+
+_log = structlog.get_logger(__name__)
 
 _REGISTER = """
 local p, id, ttl_ms, joins = KEYS[1], ARGV[1], ARGV[2], ARGV[5]
@@ -194,10 +198,10 @@ class RedisRegistry:
             self._remember(born)
         if records or version != self._version:
             found = [
-                _with_epoch(record, int(epoch))
+                _readable(record, int(epoch))
                 for epoch, record in zip(records[::2], records[1::2], strict=True)
             ]
-            self._instances = sorted(found, key=lambda instance: instance.id)
+            self._instances = sorted(filter(None, found), key=lambda instance: instance.id)
             self._version = version
         return self._with_remembered()
 
@@ -223,10 +227,11 @@ class RedisRegistry:
             said = cast("dict[bytes, bytes]", await self._redis.hgetall(f"{self._key}reports"))
         except RedisError as error:
             raise await self._as_connection_error(error) from error
-        return {
-            instance_id.decode(): msgspec.json.decode(report, type=EngineReport)
-            for instance_id, report in said.items()
-        }
+        reports: dict[str, EngineReport] = {}
+        for instance_id, report in said.items():
+            with contextlib.suppress(msgspec.DecodeError):  # as `_readable`, but told every second
+                reports[instance_id.decode()] = msgspec.json.decode(report, type=EngineReport)
+        return reports
 
     async def close(self) -> None:
         """Drop the connections; registrations stay."""
@@ -237,7 +242,12 @@ class RedisRegistry:
         epoch, kept = await self._run(
             _REGISTER, instance.id, self._ttl_ms, instance.epoch, resume_epoch, int(joins), record
         )
-        return _with_epoch(kept, epoch)
+        try:
+            return _with_epoch(kept, epoch)
+        except msgspec.DecodeError as error:
+            raise ConnectionError(
+                f"the registry's record of {instance.id} cannot be read: {error}"
+            ) from error
 
     async def _run(self, script: str, *arguments: str | bytes | int) -> Any:
         try:
@@ -256,3 +266,14 @@ class RedisRegistry:
 
 def _with_epoch(record: bytes, epoch: int) -> Instance:
     return msgspec.structs.replace(msgspec.json.decode(record, type=Instance), epoch=epoch)
+
+
+def _readable(record: bytes, epoch: int) -> Instance | None:
+    """One record; None where a newer version wrote what this one cannot read: it must not hide the others."""
+    try:
+        return _with_epoch(record, epoch)
+    except msgspec.DecodeError as error:
+        _log.warning(
+            "an instance is left out: its record cannot be read", record=record[:200], error=str(error)
+        )
+        return None

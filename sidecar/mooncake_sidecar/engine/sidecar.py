@@ -114,7 +114,7 @@ class Sidecar:
         """Leave the registry and drop all connections; what is known stays in the journal."""
         await self._deregister("the sidecar ends")
         if self.draining:
-            with suppress(ConnectionError):
+            with suppress(*_AWAY):
                 await self.writer.close(forget=True)
         await self._stop_stream()
         if self.pool is not None:

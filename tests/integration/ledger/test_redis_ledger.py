@@ -283,3 +283,21 @@ async def test_a_request_that_ends_while_it_waits_for_the_table_leaves_the_other
         await asyncio.gather(staying, return_exceptions=True)
         await until(lambda: refreshes(ledger))
         assert await ledger.reserve(reservation("d"), Limits(), 0.0) is None
+
+
+async def test_a_peer_whose_words_are_not_understood_counts_in_reserve_and_hides_no_other(
+    open_ledger: Opener, redis_server: RedisServer
+) -> None:
+    one, strange, other = await open_ledger(), await open_ledger(), await open_ledger()
+    await strange.reserve(reservation("a"), Limits(), 0.0)
+    await other.reserve(reservation("b"), Limits(), 0.0)
+    for ledger in (strange, other):
+        await ledger.refresh(0.0)
+    with redis_server.client() as admin:
+        admin.hset(
+            f"{PREFIX}ledger:snap:{strange.incarnation}", mapping={"v": "99", "b": b"\x81\xa1d\x93ab\xc0"}
+        )
+    for _ in range(2):
+        await one.refresh(0.0)
+        assert one.loads(0.0)["d"].arriving == 1
+    assert await one.reserve(reservation("c"), Limits(batch=2), 0.0) is RefusalReason.TBT

@@ -208,3 +208,22 @@ async def test_the_registry_leaves_a_primary_that_was_demoted(redis_server: Redi
             admin.replicaof("NO", "ONE")
     await registry.register(instance())
     await registry.close()
+
+
+async def test_a_record_that_a_newer_version_wrote_hides_no_other(redis_server: RedisServer) -> None:
+    registry = RedisRegistry(redis_server.url, namespace="test", ttl_s=30)
+    await registry.register(instance("a"))
+    strange = await registry.register(instance("strange"))
+    await registry.register(instance("z"))
+    await registry.heartbeat("z", 1, EngineReport(running=1))
+    with redis_server.client() as admin:
+        prefix = "mc:{test}:registry:"
+        admin.hset(f"{prefix}records", "strange", '{"id": "strange", "role": "oracle", "url": ""}')
+        admin.hset(f"{prefix}reports", "strange", '{"running": "many"}')
+        admin.set(f"{prefix}version", "changed")
+    assert [each.id for each in await registry.instances()] == ["a", "z"]
+    assert set(await registry.reports()) == {"z"}
+    assert await registry.heartbeat("strange", strange.epoch) is InstanceState.READY
+    with pytest.raises(ConnectionError, match="record of strange cannot be read: .*role"):
+        await registry.join(instance("strange"))
+    await registry.close()
