@@ -11,6 +11,7 @@ import uvloop
 
 from mooncake_core.resp import Address, DeadlineError, DemotedError, ReplyError, RespClient, Script
 from mooncake_testing.redis import RedisServer, start_redis
+from mooncake_testing.service import Service
 from mooncake_testing.waiting import until
 
 
@@ -154,25 +155,13 @@ async def test_a_primary_that_was_demoted_is_left_for_its_successor(
     redis_server: RedisServer, tmp_path: Path
 ) -> None:
     successor = start_redis(tmp_path)
-    primary = redis_server.port
-
-    async def lead_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        there, on = await asyncio.open_connection("127.0.0.1", primary)
-        await asyncio.gather(pump(reader, on), pump(there, writer))
-
-    async def pump(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
-        while data := await source.read(1 << 16):
-            sink.write(data)
-        sink.close()
-        await sink.wait_closed()
-
-    async with listening(lead_on) as url:
-        client = RespClient(url)
+    async with Service(redis_server.port) as service:
+        client = RespClient(f"redis://127.0.0.1:{service.port}")
         await client.connect()
         await client.call(b"SET", b"k", b"v")
         with redis_server.client() as admin:
             admin.replicaof("127.0.0.1", successor.port)
-            primary = successor.port
+            service.leads_to = successor.port
             with pytest.raises(DemotedError, match="read only"):
                 await client.eval(Script("return redis.call('SET', KEYS[1], 'w')"), [b"k"], [])
             await until(lambda: client.connected)

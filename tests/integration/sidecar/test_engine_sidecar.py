@@ -6,6 +6,7 @@ import asyncio
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import httpx
 import pytest
@@ -14,7 +15,8 @@ from mooncake_core.ledger import Limits, RedisLedger, Reservation, ledger_prefix
 from mooncake_core.registry import InstanceState, Role
 from mooncake_core.resp import RespClient
 from mooncake_sidecar.engine.__main__ import FORGOTTEN_AFTER_S
-from mooncake_testing.redis import RedisServer
+from mooncake_testing.redis import RedisServer, start_redis
+from mooncake_testing.service import Service
 from mooncake_testing.sidecars import NAMESPACE, SharedView, SidecarProcess
 from mooncake_testing.simulated import Simulated, SimulatedProcess
 from mooncake_testing.waiting import until
@@ -268,6 +270,28 @@ async def test_redis_that_hung_for_long_ends_with_an_index_that_is_right(
     await until(noticed)
     redis_server.resume()
     await agrees(shared, engine)
+
+
+async def test_a_redis_that_is_demoted_is_left_and_its_successor_filled(
+    engine: SimulatedProcess, start_sidecar: Start, redis_server: RedisServer, tmp_path: Path
+) -> None:
+    successor = start_redis(tmp_path)
+    async with Service(redis_server.port) as service:
+        start_sidecar(engine, redis_url=f"redis://127.0.0.1:{service.port}")
+        before, after = SharedView(redis_server), SharedView(successor)
+        for view in (before, after):
+            await view.open()
+        await asyncio.to_thread(compute, engine, 1000)
+        await agrees(before, engine)
+        with redis_server.client() as admin:
+            admin.replicaof("127.0.0.1", 1)
+            service.leads_to = successor.port
+            await asyncio.to_thread(compute, engine, 20_000)
+            await agrees(after, engine)
+            admin.replicaof("NO", "ONE")
+        for view in (before, after):
+            await view.close()
+    successor.stop()
 
 
 async def test_a_drain_waits_for_what_runs_and_for_what_is_promised(
