@@ -6,6 +6,8 @@ from typing import Final
 
 import msgspec
 
+from mooncake_scheduler.gateway.body import UNREADABLE
+
 DONE: Final = b"data: [DONE]"
 _END: Final = b"\n\n"
 _ERROR: Final = b'data: {"error"'
@@ -64,7 +66,7 @@ class EventStream:
             if _USAGE in event and event.startswith(b"data: "):
                 try:
                     found = _CARRIER.decode(event[6:]).usage
-                except (msgspec.DecodeError, UnicodeDecodeError):
+                except UNREADABLE:
                     continue
                 if found is not None:
                     return found
@@ -89,7 +91,7 @@ def error_of(data: bytes) -> tuple[int, bytes] | None:
     event = data[6:].partition(_END)[0]
     try:
         code = _ERROR_EVENT.decode(event).error.code
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except UNREADABLE:
         code = None
     return (code if isinstance(code, int) and 400 <= code <= 599 else 500), event
 
@@ -132,7 +134,7 @@ def usage_of(answer: bytes) -> Usage | None:
     """Token counts of a whole answer, where it tells them."""
     try:
         return _CARRIER.decode(answer).usage
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except UNREADABLE:
         return None
 
 
@@ -150,7 +152,7 @@ def with_cached_tokens(answer: bytes, cached_tokens: int) -> bytes:
         usage = _FIELDS.decode(usage_raw)
         details_raw = usage.get("prompt_tokens_details")
         details = {} if details_raw is None or bytes(details_raw) == b"null" else _FIELDS.decode(details_raw)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except UNREADABLE:
         return answer
     details["cached_tokens"] = msgspec.Raw(b"%d" % cached_tokens)
     usage["prompt_tokens_details"] = msgspec.Raw(msgspec.json.encode(details))
@@ -164,7 +166,7 @@ def without_kv_params(answer: bytes) -> bytes:
         return answer
     try:
         fields = _FIELDS.decode(answer)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except UNREADABLE:
         return answer
     found = fields.get("kv_transfer_params")
     if found is None or bytes(found) == b"null":

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import msgspec
 import structlog
@@ -20,6 +21,7 @@ from mooncake_scheduler.gateway.errors import ErrorAnswer
 _log = structlog.get_logger(__name__)
 
 PRIORITY_HEADER = b"x-mooncake-priority"
+_PRIORITY: Final = re.compile(rb"[+-]?[0-9]{1,9}")
 
 
 class Caller(NamedTuple):
@@ -132,10 +134,9 @@ class ApiKeys:
         asked = headers.get(PRIORITY_HEADER)
         if asked is None:
             return Caller(tenant, allowed)
-        try:
-            return Caller(tenant, min(allowed, int(asked)))
-        except ValueError:
-            raise ErrorAnswer(400, "X-Mooncake-Priority: a whole number is expected") from None
+        if _PRIORITY.fullmatch(asked) is None:
+            raise ErrorAnswer(400, "X-Mooncake-Priority: a whole number of at most 9 digits is expected")
+        return Caller(tenant, min(allowed, int(asked)))
 
     def _entry(self, authorization: bytes) -> _Entry:
         scheme, _, key = authorization.partition(b" ")

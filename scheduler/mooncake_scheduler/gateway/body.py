@@ -11,6 +11,7 @@ import re
 from array import array
 from collections.abc import Mapping
 from enum import Enum
+from math import inf
 from typing import Final
 
 import msgspec
@@ -22,8 +23,14 @@ _IDS = msgspec.json.Decoder(list[int])
 _STRING = msgspec.json.Decoder(str)
 _NESTED: Final = re.compile(rb"\s*\[\s*([\[\"]|$)")
 
+UNREADABLE: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+"""What decoding JSON of others may raise; the last for what is nested too deeply."""
+_MOST: Final = (1 << 63) - 1
+"""A larger number is none that an engine could count with, nor are its floats."""
 _NAMES: dict[str, bytes] = {}
-"""Encoded field names; clients use few, so the table stays small."""
+"""Encoded field names; clients use few short ones, so the table stays small."""
+_NAMES_KEPT: Final = 256
+_LONGEST_NAME: Final = 64
 
 
 class Prompt(Enum):
@@ -39,7 +46,7 @@ def _name(field: str) -> bytes:
     encoded = _NAMES.get(field)
     if encoded is None:
         encoded = msgspec.json.encode(field) + b":"
-        if len(_NAMES) < 256:
+        if len(_NAMES) < _NAMES_KEPT and len(field) <= _LONGEST_NAME:
             _NAMES[field] = encoded
     return encoded
 
@@ -60,7 +67,10 @@ class Body:
         self.data = data
         try:
             self.fields: Mapping[str, msgspec.Raw] = _FIELDS.decode(data)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            if not data.isascii():
+                # Values that are not looked at are not decoded, and JSON is UTF-8.
+                data.decode()
+        except UNREADABLE as error:
             raise bad_request(f"the body is not a JSON object: {error}") from None
 
     def raw(self, field: str) -> bytes | None:
@@ -82,7 +92,7 @@ class Body:
             return None
         try:
             return _STRING.decode(value)
-        except (msgspec.DecodeError, UnicodeDecodeError):
+        except UNREADABLE:
             raise bad_request(f"{field}: a string is expected", field) from None
 
     def integer(self, field: str) -> int | None:
@@ -95,16 +105,22 @@ class Body:
         if value is None:
             return None
         try:
-            return int(value)
+            number = int(value)
         except ValueError:
-            pass
+            number = self._whole_float(value, field)
+        if not -_MOST <= number <= _MOST:
+            raise bad_request(f"{field}: {_MOST} is the most", field)
+        return number
+
+    @staticmethod
+    def _whole_float(value: bytes, field: str) -> int:
         try:
             number = float(value)
-            if number.is_integer():
-                return int(number)
         except ValueError:
-            pass
-        raise bad_request(f"{field}: a whole number is expected", field)
+            number = inf
+        if not number.is_integer():
+            raise bad_request(f"{field}: a whole number is expected", field)
+        return int(number)
 
     def flag(self, field: str) -> bool:
         """A boolean; absent and null count as false.
@@ -161,7 +177,7 @@ def token_ids(raw: bytes) -> array[int]:
     """
     try:
         return array("I", _IDS.decode(raw))
-    except msgspec.DecodeError as error:
+    except UNREADABLE as error:
         raise bad_request(f"prompt: {error}", "prompt") from None
     except OverflowError:
         raise bad_request("prompt: a token id is negative or above 4294967295", "prompt") from None

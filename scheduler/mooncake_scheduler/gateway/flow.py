@@ -92,7 +92,9 @@ class Flow:
     def interrupt(self, reason: Interruption) -> None:
         """Throw into the flow where it waits; at its next wait when it runs just now or is shielded."""
         if self._running or self.shielded:
-            self._pending = reason
+            # Whatever else comes while it cannot be told: nobody is there any more to do the rest for.
+            if not isinstance(self._pending, ClientLeftError):
+                self._pending = reason
         elif self._parked:
             self._parked = False
             self._step(reason)
@@ -131,6 +133,8 @@ class Flow:
             awaited = self._coroutine.send(None) if thrown is None else self._coroutine.throw(thrown)
             while self._pending is not None and not self.shielded:
                 pending, self._pending = self._pending, None
+                if awaited is not None:
+                    awaited.cancel()
                 awaited = self._coroutine.throw(pending)
         except StopIteration:
             self._on_done(self)

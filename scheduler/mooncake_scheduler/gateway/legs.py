@@ -167,6 +167,9 @@ class StreamLeg(Leg):
         self.first_s = self.last_s = time.monotonic()
         exchange = self._exchange
         exchange.stream = self
+        if exchange.paused:
+            # By an answer before this one, which its client has not read yet.
+            self.pause()
         exchange.begin(200, EVENT_STREAM, self._headers)
         exchange.write(data)
         self.flow.wake()

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from mooncake_scheduler.gateway.body import UNREADABLE
 from mooncake_scheduler.gateway.errors import ErrorAnswer, upstream_failed
 from mooncake_scheduler.gateway.lifecycle import Setback
 
@@ -74,7 +75,7 @@ def _read(answer: bytes) -> _Error | None:
         return None
     try:
         shaped = _SHAPED.decode(answer)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except UNREADABLE:
         return None
     if shaped.error is not None:
         return shaped.error

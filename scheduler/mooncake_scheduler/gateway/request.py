@@ -271,7 +271,7 @@ class Request:
         job.decision.outcome = "refused" if answer.status == 429 else "failed"
         if not exchange.started:
             exchange.respond(answer.status, answer.body(), JSON, job.head + answer.header_lines())
-        elif job.phase is Phase.DECODING:
+        elif not exchange.ended:
             exchange.write(answer.event())
             exchange.end()
 

@@ -119,6 +119,8 @@ class Roster:
         self._count_lives = count_lives
         self._teams: tuple[int, list[Team]] = (-1, [])
         self._wholes: tuple[int, Team] = (-1, Team.of((), ()))
+        self._unusable: dict[str, str] = {}
+        """URLs of instances that are left out because it is none."""
         self._tripped = 0
         """Breakers that are not closed."""
 
@@ -140,6 +142,8 @@ class Roster:
     def _take(self, instances: Sequence[Instance]) -> None:
         seen = set()
         for instance in instances:
+            if instance.role is not Role.STORE and not self._has_address(instance):
+                continue
             seen.add(instance.id)
             if instance.role is Role.STORE:
                 if self.stores.get(instance.id) != instance:
@@ -160,17 +164,27 @@ class Roster:
         for member in lost:
             self.lost(member)
 
+    def _has_address(self, instance: Instance) -> bool:
+        """Whether its URL is one; of one that is none it is said once, and it is left out."""
+        member = self.members.get(instance.id)
+        if member is not None and member.instance.url == instance.url:
+            return True
+        try:
+            Upstream(instance.url)
+        except ValueError as error:
+            if self._unusable.get(instance.id) != instance.url:
+                self._unusable[instance.id] = instance.url
+                _log.error("an instance is left out", instance=instance.id, error=str(error))
+            return False
+        self._unusable.pop(instance.id, None)
+        return True
+
     def _take_engine(self, instance: Instance) -> None:
         member = self.members.get(instance.id)
         if member is not None and self._count_lives:
             instance = msgspec.structs.replace(instance, epoch=instance.epoch + member.lives)
         if member is None:
-            try:
-                upstream = Upstream(instance.url)
-            except ValueError as error:
-                _log.error("an instance is left out", instance=instance.id, error=str(error))
-                return
-            self.members[instance.id] = Member(instance, upstream)
+            self.members[instance.id] = Member(instance, Upstream(instance.url))
         elif member.instance == instance:
             return
         else:

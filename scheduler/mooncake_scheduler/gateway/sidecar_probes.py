@@ -12,6 +12,8 @@ import asyncio
 import msgspec
 import structlog
 
+from mooncake_core.registry import Instance
+from mooncake_scheduler.gateway.body import UNREADABLE
 from mooncake_scheduler.gateway.http1 import Upstream
 from mooncake_scheduler.gateway.http1.simple import fetch
 from mooncake_scheduler.gateway.roster import Member, Roster
@@ -79,19 +81,27 @@ class SidecarProbes:
         if failures >= FAILURES:
             self._roster.saw_health(member, healthy=False)
 
+    def _upstream(self, instance: Instance) -> Upstream | None:
+        """Its sidecar's; None where it names none that can be asked."""
+        url = instance.admin_url
+        upstream = self._upstreams.get(url)
+        if upstream is None and url:
+            try:
+                upstream = self._upstreams[url] = Upstream(url)
+            except ValueError as error:
+                _log.warning("a sidecar cannot be asked", instance=instance.id, error=str(error))
+        return upstream
+
     async def _said(self, member: Member) -> _Said:
-        url = member.instance.admin_url
-        if not url:
+        upstream = self._upstream(member.instance)
+        if upstream is None:
             status, _ = await fetch(member.upstream, b"GET", b"/health", timeout_s=ANSWER_WITHIN_S)
             return _Said(engine_answers=status == 200)
-        upstream = self._upstreams.get(url)
-        if upstream is None:
-            upstream = self._upstreams[url] = Upstream(url)
         status, body = await fetch(upstream, b"GET", b"/status", timeout_s=ANSWER_WITHIN_S)
         if status != 200:
             return _Said()
         try:
             return msgspec.json.decode(body, type=_Said)
-        except msgspec.DecodeError:
+        except UNREADABLE:
             _log.warning("a sidecar's status cannot be read", instance=member.instance.id)
             return _Said()

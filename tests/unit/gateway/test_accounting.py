@@ -22,7 +22,7 @@ from mooncake_scheduler.gateway.body import Body
 from mooncake_scheduler.gateway.decisions import Decision, Decisions
 from mooncake_scheduler.gateway.errors import plain_error_body
 from mooncake_scheduler.gateway.http1 import Exchange, HttpServer, ServerLimits
-from mooncake_scheduler.gateway.http1.server import ServerConnection
+from mooncake_scheduler.gateway.http1.connection import ServerConnection
 from mooncake_scheduler.gateway.job import Job, Wish
 from mooncake_scheduler.metrics import GatewayMetrics
 from mooncake_scheduler.policies import create

@@ -15,6 +15,7 @@ import msgspec
 import structlog
 
 from mooncake_core.registry import Instance
+from mooncake_scheduler.gateway.body import UNREADABLE
 from mooncake_scheduler.gateway.http1 import Upstream
 from mooncake_scheduler.gateway.http1.simple import fetch
 
@@ -43,12 +44,21 @@ class _Known(NamedTuple):
     ranks: tuple[Rank, ...]
 
 
+class _Question(NamedTuple):
+    """One under way, of one life of an instance."""
+
+    epoch: int
+    generation: int
+    task: asyncio.Task[tuple[Rank, ...]]
+
+
 class EngineIds:
     """Asks bootstrap servers for engine ids and remembers the answers while they can be trusted."""
 
     def __init__(self) -> None:
         self._known: dict[str, _Known] = {}
-        self._asking: dict[str, asyncio.Task[tuple[Rank, ...]]] = {}
+        self._asking: dict[str, _Question] = {}
+        self._tasks: set[asyncio.Task[tuple[Rank, ...]]] = set()
         self._servers: dict[str, Upstream] = {}
 
     def known(self, instance: Instance, generation: int) -> tuple[Rank, ...] | None:
@@ -65,11 +75,13 @@ class EngineIds:
 
     def needed(self, instance: Instance, generation: int) -> bool:
         """Whether the ranks of an instance have to be asked for and nobody does so already."""
-        return instance.id not in self._asking and self.known(instance, generation) is None
+        return self._under_way(instance, generation) is None and self.known(instance, generation) is None
 
     def forget(self, instance_id: str) -> None:
         """A failure makes the id doubtful: ask again before the next hand-over."""
         self._known.pop(instance_id, None)
+        # A question under way may have been answered before the failure: who asked takes it, nobody else.
+        self._asking.pop(instance_id, None)
 
     def keep(self, present: Collection[Instance]) -> None:
         """Forget the instances that are not among these, and close what is open to their servers."""
@@ -85,35 +97,54 @@ class EngineIds:
 
         The future raises ConnectionError when it does not answer, or not as a bootstrap server does.
         """
-        task = self._asking.get(instance.id)
-        if task is None:
-            task = asyncio.ensure_future(self._ask(instance, generation))
-            self._asking[instance.id] = task
-            task.add_done_callback(lambda _: self._asking.pop(instance.id, None))
-        return asyncio.shield(task)
+        question = self._under_way(instance, generation)
+        if question is None:
+            task = asyncio.ensure_future(self._ask(instance))
+            self._tasks.add(task)
+            question = self._asking[instance.id] = _Question(instance.epoch, generation, task)
+            asked = question
+            task.add_done_callback(lambda _: self._answered(instance.id, asked))
+        return asyncio.shield(question.task)
 
-    async def _ask(self, instance: Instance, generation: int) -> tuple[Rank, ...]:
+    def _under_way(self, instance: Instance, generation: int) -> _Question | None:
+        question = self._asking.get(instance.id)
+        if question is None or (question.epoch, question.generation) != (instance.epoch, generation):
+            return None
+        return question
+
+    def _answered(self, instance_id: str, question: _Question) -> None:
+        self._tasks.discard(question.task)
+        if self._asking.get(instance_id) is not question:
+            return
+        del self._asking[instance_id]
+        if question.task.cancelled() or question.task.exception() is not None:
+            return
+        ranks, before = question.task.result(), self._known.get(instance_id)
+        if before is not None and before.ranks != ranks:
+            _log.info("engine ids changed", instance=instance_id)
+        self._known[instance_id] = _Known(question.epoch, question.generation, ranks)
+
+    async def _ask(self, instance: Instance) -> tuple[Rank, ...]:
         url = instance.bootstrap_url
         server = self._servers.get(url)
         if server is None:
-            server = self._servers[url] = Upstream(url)
+            try:
+                server = self._servers[url] = Upstream(url)
+            except ValueError as error:
+                raise ConnectionError(f"bootstrap_url of {instance.id}: {error}") from None
         status, body = await fetch(server, b"GET", b"/query", timeout_s=QUERY_TIMEOUT_S)
         try:
             answered = _RANKS.decode(body) if status == 200 else {}
             ranks = tuple(sorted(Rank(int(number), rank.engine_id) for number, rank in answered.items()))
-        except (msgspec.DecodeError, ValueError) as error:
+        except (*UNREADABLE, ValueError) as error:
             raise ConnectionError(f"{url}/query of {instance.id}: {error}") from None
         if not ranks:
             raise ConnectionError(f"{url}/query of {instance.id}: status {status} without an engine id")
-        before = self._known.get(instance.id)
-        if before is not None and before.ranks != ranks:
-            _log.info("engine ids changed", instance=instance.id)
-        self._known[instance.id] = _Known(instance.epoch, generation, ranks)
         return ranks
 
     def close(self) -> None:
         """Close the connections to the bootstrap servers."""
-        for task in self._asking.values():
+        for task in self._tasks:
             task.cancel()
         for server in self._servers.values():
             server.close()

@@ -14,7 +14,7 @@ import msgspec
 
 from mooncake_core.registry import EngineKind, Instance
 from mooncake_scheduler.gateway.answers import Usage
-from mooncake_scheduler.gateway.body import Body, Prompt
+from mooncake_scheduler.gateway.body import UNREADABLE, Body, Prompt
 
 KV_PARAMS: Final = "kv_transfer_params"
 
@@ -194,7 +194,7 @@ def read_prefill_answer(data: bytes) -> PrefillAnswer:
     """
     try:
         answer = _ANSWER.decode(data)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except UNREADABLE as error:
         raise ValueError(f"the prefill's answer cannot be read: {error}") from None
     usage = answer.usage or Usage()
     return PrefillAnswer(

@@ -102,7 +102,8 @@ class Call:
                 _, connection = await loop.create_connection(
                     lambda: UpstreamConnection(upstream), upstream.host, upstream.port, ssl=upstream.tls
                 )
-        except (OSError, TimeoutError) as error:
+        except (OSError, TimeoutError, UnicodeError) as error:
+            # The last: a host that is none.
             self._connecting = None
             self.fail(Fault(FaultKind.CONNECT, f"{upstream.url}: {error or 'timed out'}"))
             return
@@ -141,8 +142,9 @@ class UpstreamConnection(asyncio.Protocol):
     """One connection to an engine."""
 
     __slots__ = (
-        "_content_type", "_framed", "_headed", "_header_bytes", "_ignored", "_parser", "_retry_after",
-        "_reused", "_status", "_touched", "_transport", "_upstream", "call", "idle_since_s",
+        "_content_type", "_framed", "_headed", "_header_bytes", "_ignored", "_may_stay", "_parser",
+        "_retry_after", "_reused", "_status", "_touched", "_transport", "_upstream", "_whole", "call",
+        "idle_since_s",
     )  # fmt: skip
 
     def __init__(self, upstream: Upstream) -> None:
@@ -152,6 +154,12 @@ class UpstreamConnection(asyncio.Protocol):
         self.call: Call | None = None
         self.idle_since_s = 0.0
         self._reused = False
+        self._touched = False
+        """Something of the answer has come: the engine has read the request."""
+        self._whole = False
+        """The answer has ended."""
+        self._may_stay = False
+        """Another request may follow on this connection."""
         self._clear()
 
     def _clear(self) -> None:
@@ -162,12 +170,12 @@ class UpstreamConnection(asyncio.Protocol):
         self._framed = False
         self._headed = False
         self._ignored = False
-        self._touched = False
 
     def send(self, call: Call, request: bytes) -> None:
         """Write a request; the answer goes to the call."""
         self.call = call
         self._clear()
+        self._touched = self._whole = False
         if call.paused:
             self._transport.pause_reading()
         self._transport.write(request)
@@ -194,14 +202,23 @@ class UpstreamConnection(asyncio.Protocol):
         self._upstream.opened(self)
 
     def data_received(self, data: bytes) -> None:
+        if self.call is None:
+            # Nothing was asked: what comes now would be taken for the answer to the next request.
+            self._transport.abort()
+            return
         self._touched = True
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
-            call, self.call = self.call, None
-            self._transport.abort()
-            if call is not None:
-                call.lost(f"{self._upstream.url}: bad answer: {error}", reused=False, untouched=False)
+            self._may_stay = False
+            if not self._whole:
+                call, self.call = self.call, None
+                self._transport.abort()
+                if call is not None:
+                    call.lost(f"{self._upstream.url}: bad answer: {error}", reused=False, untouched=False)
+                return
+        if self._whole:
+            self._end()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._upstream.forget(self)
@@ -214,7 +231,26 @@ class UpstreamConnection(asyncio.Protocol):
         detail = f"{self._upstream.url}: {exc or 'closed'} before the answer's end"
         call.lost(detail, reused=self._reused, untouched=not self._touched)
 
+    def _end(self) -> None:
+        """The answer has ended, and all that came with it was looked at."""
+        call, self.call = self.call, None
+        if call is None:
+            return
+        # An engine that answered before it had read the whole request may read on, or never.
+        if self._may_stay and not self._transport.get_write_buffer_size():
+            self._reused = True
+            if call.paused:
+                self._transport.resume_reading()
+            self._upstream.keep(self)
+        else:
+            self._transport.abort()
+        call.end()
+
     # -- httptools
+
+    def on_message_begin(self) -> None:
+        if self._whole:
+            raise ValueError("more than one answer")
 
     def on_header(self, name: bytes, value: bytes) -> None:
         self._header_bytes += len(name) + len(value)
@@ -246,17 +282,9 @@ class UpstreamConnection(asyncio.Protocol):
     def on_message_complete(self) -> None:
         if self._ignored:
             self._clear()
-            return
-        call, self.call = self.call, None
-        if self._parser.should_keep_alive() and self._framed:
-            self._reused = True
-            if call is not None and call.paused:
-                self._transport.resume_reading()
-            self._upstream.keep(self)
         else:
-            self._transport.close()
-        if call is not None:
-            call.end()
+            self._whole = True
+            self._may_stay = self._framed and self._parser.should_keep_alive()
 
 
 class Upstream:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from mooncake_scheduler.gateway.http1 import heads
 
 if TYPE_CHECKING:
-    from mooncake_scheduler.gateway.http1.server import ServerConnection
+    from mooncake_scheduler.gateway.http1.connection import ServerConnection
 
 
 class Stream(Protocol):
@@ -27,7 +27,7 @@ class Exchange:
     """
 
     __slots__ = (
-        "body", "caller", "connection", "headers", "keep_alive", "left", "method", "on_left", "path",
+        "body", "caller", "connection", "ended", "headers", "keep_alive", "left", "method", "on_left", "path",
         "paused", "query", "started", "status", "stream", "version",
     )  # fmt: skip
 
@@ -45,6 +45,8 @@ class Exchange:
         self.keep_alive = True
         self.started = False
         """The answer's head is on its way: its status can no longer change."""
+        self.ended = False
+        """The answer is whole: nothing may be added."""
         self.status = 0
         self.left = False
         self.paused = False
@@ -60,6 +62,7 @@ class Exchange:
         head = heads.answer_head(
             status, content_type, len(body), extra=extra, keep_alive=self.connection.stays(self)
         )
+        self.ended = True
         self.connection.send(head if self.method == b"HEAD" else head + body)
         self.connection.answered(self)
 
@@ -89,6 +92,7 @@ class Exchange:
         """End the body begun."""
         if self.left:
             return
+        self.ended = True
         if self.version != "1.0":
             self.connection.send(heads.LAST_CHUNK)
         self.connection.answered(self)

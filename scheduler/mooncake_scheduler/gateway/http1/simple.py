@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from mooncake_scheduler.gateway.http1.client import Fault, Upstream
+from mooncake_scheduler.gateway.http1.client import Fault, FaultKind, Upstream
 
 MAX_ANSWER_BYTES = 256 << 20
 
@@ -16,12 +16,18 @@ class _Collector:
         self._answered = answered
         self._status = 0
         self._pieces: list[bytes] = []
+        self._size = 0
 
     def head(self, status: int, content_type: bytes, retry_after: bytes) -> None:
         self._status = status
 
     def body(self, data: bytes) -> None:
-        self._pieces.append(data)
+        self._size += len(data)
+        if self._size <= MAX_ANSWER_BYTES:
+            self._pieces.append(data)
+        else:
+            self._pieces.clear()
+            self.failed(Fault(FaultKind.BROKEN, f"an answer of more than {MAX_ANSWER_BYTES} bytes"))
 
     def end(self) -> None:
         if not self._answered.done():
@@ -48,5 +54,5 @@ async def fetch(
     except TimeoutError:
         raise ConnectionError(f"{upstream.url}: no answer within {timeout_s:g} s") from None
     finally:
-        if not answered.done() or answered.cancelled():
-            call.abort()
+        # Also of one that failed: it may go on sending.
+        call.abort()

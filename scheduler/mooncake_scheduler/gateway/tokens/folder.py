@@ -84,7 +84,7 @@ class ModelFolder:
             return self._template.render(given | (variables or {}))
         except TemplateError as error:
             raise TemplateFailedError(str(error)) from error
-        except (TypeError, KeyError, AttributeError, ValueError, IndexError) as error:
+        except Exception as error:  # a template fails in any way that its author did not think of
             raise TemplateFailedError(f"{type(error).__name__}: {error}") from error
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 import msgspec
 
+from mooncake_scheduler.gateway.body import UNREADABLE
 from mooncake_scheduler.gateway.http1 import Upstream
 from mooncake_scheduler.gateway.http1.simple import fetch
 
@@ -55,5 +56,5 @@ async def tokenize(upstream: Upstream, fields: Mapping[str, bytes | msgspec.Raw]
         raise TokenizeRefusedError(upstream.url, status)
     try:
         return array("I", _ANSWER.decode(answer).tokens)
-    except (msgspec.DecodeError, OverflowError) as error:
+    except (*UNREADABLE, OverflowError) as error:
         raise ConnectionError(f"{upstream.url}/tokenize: {error}") from None

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import structlog
 
-from mooncake_scheduler.gateway.body import Body, Prompt, token_ids
+from mooncake_scheduler.gateway.body import UNREADABLE, Body, Prompt, token_ids
 from mooncake_scheduler.gateway.errors import bad_request
 from mooncake_scheduler.gateway.http1 import Upstream
 from mooncake_scheduler.gateway.tokens.conversations import Conversations
@@ -25,7 +25,8 @@ BYTES_A_TOKEN = 4
 THREADS = 4
 _ENGINES_OWN = frozenset({"chat_template", "documents", "continue_final_message", "mm_processor_kwargs"})
 """Fields of a chat whose meaning is left to the engine."""
-_TEXT_PARTS = frozenset({"text", "refusal", "thinking"})
+_TEXT_PARTS = ("text", "refusal", "thinking")
+"""No set: what a client sends as the type of a part may be anything, hashable or not."""
 _TEXT_ONLY = frozenset({"echo", "truncate_prompt_tokens", "suffix"})
 """Fields of a completion for which its text has to go on as text."""
 
@@ -139,7 +140,7 @@ class Tokens:
         raw = body.raw("prompt") or b"[]"
         try:
             prompts = msgspec.json.decode(raw, type=list[list[int]])
-        except msgspec.DecodeError:
+        except UNREADABLE:
             return self._estimate(body)
         try:
             first = array("I", prompts[0] if prompts else ())
@@ -172,5 +173,5 @@ def _decoded(body: Body, field: str, kind: type) -> Any:
         return None
     try:
         return msgspec.json.decode(raw, type=kind)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except UNREADABLE as error:
         raise bad_request(f"{field}: {error}", field) from None

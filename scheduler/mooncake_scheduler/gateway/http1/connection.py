@@ -1,0 +1,389 @@
+"""One client's connection: requests are answered in order, one at a time.
+
+What a client sends ahead waits, and past a bound its socket is no longer read. A client that leaves is noticed
+in every phase, because the socket goes on being read while its request is served.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final, Protocol, cast
+
+import httptools
+import msgspec
+import structlog
+
+from mooncake_scheduler.gateway.http1 import heads
+from mooncake_scheduler.gateway.http1.exchange import Exchange
+
+if TYPE_CHECKING:
+    from mooncake_scheduler.gateway.http1.server import HttpServer
+
+_log = structlog.get_logger(__name__)
+
+_MAX_AHEAD = 8
+"""Requests a client may have sent before their turn; with so many its socket is not read any more."""
+_LINGER_S = 5.0
+"""How long what a client still sends is read and dropped after its last answer."""
+_NEXT_MAY_COME_S = 5.0
+"""How long a connection is spared whose answer began before the end was announced and ended after: its client
+was not told to go elsewhere, and its next request is on the way."""
+_ONCE: Final = frozenset({b"host", b"authorization"})
+"""Headers that mean nothing when sent twice: one that stands in front of this server may have read the other."""
+
+
+class ServerLimits(msgspec.Struct, frozen=True):
+    """Bounds of one connection."""
+
+    header_bytes: int = 32 << 10
+    body_bytes: int = 64 << 20
+    reading_s: float = 60.0
+    """Wall seconds a client may take to send one request."""
+    idle_s: float = 75.0
+    """Wall seconds a connection is kept without a request, or with an answer that its client does not read."""
+
+
+class Handler(Protocol):
+    """Who answers. Both methods are called from the loop and must not block."""
+
+    def head(self, exchange: Exchange) -> bool:
+        """The head has come; True = already answered, its body is then thrown away."""
+
+    def request(self, exchange: Exchange) -> None:
+        """The whole request has come: answer now or later. Only called after `head`."""
+
+
+class ServerConnection(asyncio.Protocol):
+    """One client's connection."""
+
+    __slots__ = (
+        "_ahead", "_body", "_closing", "_coming", "_deaf", "_discard", "_header_bytes", "_headed", "_limits",
+        "_met", "_owner", "_parser", "_paused", "_size", "_target", "_transport", "active", "since_s",
+        "spared_until_s",
+    )  # fmt: skip
+
+    def __init__(self, owner: HttpServer) -> None:
+        self._owner = owner
+        self._limits = owner.limits
+        self._parser = httptools.HttpRequestParser(self)
+        self._transport: asyncio.Transport = cast("asyncio.Transport", None)
+        self._ahead: deque[Exchange] = deque()
+        self._coming: Exchange | None = None
+        self._target = b""
+        self._body: bytes | bytearray = b""
+        self._size = 0
+        self._header_bytes = 0
+        self._headed = self._met = self._discard = False
+        """Of the request that is coming in: its head is whole; the handler has seen it, and has answered."""
+        self._deaf = False
+        """What comes is read and dropped: it cannot be understood, or nobody will answer it."""
+        self._closing = False
+        self._paused = False
+        self.active: Exchange | None = None
+        self.spared_until_s = 0.0
+        self.since_s = time.monotonic()
+        """When the connection became idle or its end began, or the request that is coming in began."""
+
+    # -- asyncio
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)
+        self._owner.connections.add(self)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._owner.connections.discard(self)
+        self._closing = True
+        self._ahead.clear()
+        active, self.active = self.active, None
+        if active is not None:
+            active.left = True
+            if active.on_left is not None:
+                active.on_left()
+
+    def data_received(self, data: bytes) -> None:
+        while data and not self._deaf:
+            try:
+                self._parser.feed_data(data)
+                return
+            except httptools.HttpParserUpgrade as upgrade:
+                # A server may go on in HTTP/1.1 (RFC 9110 §7.8): clients that would rather speak h2c expect it.
+                # The parser takes what follows for another protocol, so it is told the head again without.
+                data = self._head_without_upgrade() + data[upgrade.args[0] :]
+                self._parser = httptools.HttpRequestParser(self)
+            except httptools.HttpParserError as error:
+                # An exception of a callback, such as a limit, arrives wrapped.
+                cause = error.__context__
+                if isinstance(cause, _RefusedError):
+                    self._refuse(cause.status, str(cause))
+                else:
+                    self._refuse(400, "this is not a valid HTTP/1.1 request")
+                return
+
+    def pause_writing(self) -> None:
+        self._paused = True
+        active = self.active
+        if active is not None:
+            active.paused = True
+            if active.stream is not None:
+                active.stream.pause()
+
+    def resume_writing(self) -> None:
+        self._paused = False
+        active = self.active
+        if active is not None:
+            active.paused = False
+            if active.stream is not None:
+                active.stream.resume()
+
+    # -- httptools
+
+    def on_message_begin(self) -> None:
+        self._coming = Exchange(self)
+        self._target = self._body = b""
+        self._size = self._header_bytes = 0
+        self._headed = self._met = self._discard = False
+        self.since_s = time.monotonic()
+
+    def on_url(self, url: bytes) -> None:
+        self._target += url
+        if len(self._target) > self._limits.header_bytes:
+            raise _RefusedError(414, "the request target is too long")
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._header_bytes += len(name) + len(value)
+        if self._header_bytes > self._limits.header_bytes:
+            raise _RefusedError(431, f"the headers are larger than {self._limits.header_bytes} bytes")
+        if self._headed:
+            # A trailer: whoever let the head pass has not seen it.
+            return
+        headers = cast("Exchange", self._coming).headers
+        name = name.lower()
+        if name in headers:
+            if name in _ONCE:
+                raise _RefusedError(400, f"the header {name.decode().title()} is sent more than once")
+            return
+        headers[name] = value
+
+    def on_headers_complete(self) -> None:
+        exchange = cast("Exchange", self._coming)
+        parser = self._parser
+        self._headed = True
+        exchange.method = parser.get_method()
+        exchange.keep_alive = parser.should_keep_alive()
+        exchange.version = version = parser.get_http_version()
+        if parser.should_upgrade():
+            if exchange.method == b"CONNECT":
+                raise _RefusedError(501, "this is no proxy: CONNECT is not offered")
+            return
+        target = self._target
+        if target[:1] != b"/":
+            target = _origin_form(target)
+        exchange.path, _, exchange.query = target.partition(b"?")
+        headers = exchange.headers
+        if version == "1.1":
+            if b"host" not in headers:
+                raise _RefusedError(400, "the header Host is missing")
+        elif version == "1.0":
+            if b"transfer-encoding" in headers:
+                # HTTP/1.0 has no chunks: who else looked at this may see its end elsewhere (RFC 9112 §6.1).
+                exchange.keep_alive = False
+        else:
+            raise _RefusedError(505, "speak HTTP/1.1")
+        length = headers.get(b"content-length")
+        if length is not None and int(length) > self._limits.body_bytes:
+            raise _RefusedError(413, f"the body is larger than {self._limits.body_bytes} bytes")
+        if self.active is None and not self._ahead and not self._closing:
+            self._meet()
+
+    def on_body(self, data: bytes) -> None:
+        self._size += len(data)
+        if self._size > self._limits.body_bytes:
+            raise _RefusedError(413, f"the body is larger than {self._limits.body_bytes} bytes")
+        if self._discard:
+            return
+        if not self._body:
+            self._body = data
+            return
+        # Not a list of pieces: they may be of one byte, each an object.
+        if isinstance(self._body, bytes):
+            self._body = bytearray(self._body)
+        self._body += data
+
+    def on_message_complete(self) -> None:
+        if self._parser.should_upgrade():
+            return
+        exchange, self._coming = cast("Exchange", self._coming), None
+        if self._discard or self._closing:
+            return
+        body, self._body = self._body, b""
+        exchange.body = body if isinstance(body, bytes) else bytes(body)
+        if self.active is None and not self._ahead:
+            self._serve(exchange, met=self._met)
+        else:
+            self._ahead.append(exchange)
+            if len(self._ahead) == _MAX_AHEAD:
+                self._transport.pause_reading()
+
+    def _head_without_upgrade(self) -> bytes:
+        exchange = cast("Exchange", self._coming)
+        kept = [
+            heads.header(name, value)
+            for name, value in exchange.headers.items()
+            if name not in (b"upgrade", b"http2-settings", b"connection")
+        ]
+        if not exchange.keep_alive:
+            kept.append(b"connection: close\r\n")
+        first = b"%b %b HTTP/%b\r\n" % (exchange.method, self._target, exchange.version.encode())
+        return b"%b%b\r\n" % (first, b"".join(kept))
+
+    # -- serving
+
+    def _meet(self) -> None:
+        """Show the head whose turn has come: whoever may not come in need not send a body first."""
+        exchange = cast("Exchange", self._coming)
+        self._met = True
+        expects = (
+            exchange.version == "1.1" and exchange.headers.get(b"expect", b"").lower() == b"100-continue"
+        )
+        self.active = exchange
+        kept = exchange.keep_alive
+        # A refused client may send its body all the same or not: where the next request begins is open.
+        exchange.keep_alive = kept and not expects
+        self._discard = self._ask(self._owner.handler.head, exchange)
+        if self._discard:
+            return
+        exchange.keep_alive = kept
+        self.active = None
+        if expects and not self._size:
+            self.send(heads.CONTINUE)
+
+    def _serve(self, exchange: Exchange, *, met: bool) -> None:
+        self.active = exchange
+        exchange.paused = self._paused
+        handler = self._owner.handler
+        if met or not self._ask(handler.head, exchange):
+            self._ask(handler.request, exchange)
+
+    def _ask(self, handle: Callable[[Exchange], bool | None], exchange: Exchange) -> bool:
+        try:
+            return bool(handle(exchange))
+        except Exception:
+            # Without an answer the client would wait for ever.
+            _log.exception("a handler failed", path=exchange.path)
+            if not exchange.ended:
+                exchange.keep_alive = False
+                exchange.respond(500, self._owner.error_body(500, "the gateway failed: this is a bug"))
+            return True
+
+    # -- for exchanges
+
+    def send(self, data: bytes) -> None:
+        """Write bytes to the client."""
+        if not self._closing:
+            self._transport.write(data)
+
+    def stays(self, exchange: Exchange) -> bool:
+        """Whether the connection is kept after this exchange."""
+        if self._owner.closing or self._closing:
+            exchange.keep_alive = False
+        return exchange.keep_alive
+
+    def answered(self, exchange: Exchange) -> None:
+        """The answer has ended: serve what was sent ahead, wait for more, or close."""
+        self.active = None
+        self.since_s = time.monotonic()
+        if self._owner.closing:
+            self.spared_until_s = self.since_s + _NEXT_MAY_COME_S
+        if not exchange.keep_alive:
+            self._end()
+        elif self._ahead or self._coming is not None:
+            if len(self._ahead) == _MAX_AHEAD:
+                self._transport.resume_reading()
+            # From the loop, so that many waiting requests cannot pile up on the stack.
+            asyncio.get_running_loop().call_soon(self._serve_next)
+
+    def _serve_next(self) -> None:
+        if self.active is not None or self._closing:
+            return
+        if self._ahead:
+            self._serve(self._ahead.popleft(), met=False)
+        elif self._coming is not None and self._headed and not self._met:
+            self._meet()
+
+    def _refuse(self, status: int, message: str) -> None:
+        """Say what is wrong with the bytes and close: where the next request would begin is not known."""
+        self._deaf = True
+        last = self._ahead[-1] if self._ahead else self.active
+        if last is not None:
+            # What came before is served first; what is wrong gets no answer but the end.
+            last.keep_alive = False
+            return
+        if not (self._discard and self._coming is not None):
+            body = self._owner.error_body(status, message)
+            self.send(heads.answer_head(status, heads.JSON, len(body), keep_alive=False) + body)
+        # Else the request that goes wrong has its answer already.
+        self._end()
+
+    def _end(self) -> None:
+        """Say no more. A client that still writes would lose the answer to a reset, so it is heard out."""
+        if self._closing:
+            return
+        if self._coming is None and not self._deaf:
+            self.close()
+            return
+        self._deaf = self._closing = True
+        self._ahead.clear()
+        self.since_s = time.monotonic()
+        self._transport.write_eof()
+        asyncio.get_running_loop().call_later(_LINGER_S, self._transport.close)
+
+    def close(self) -> None:
+        """Close after what is written has been sent."""
+        if not self._closing:
+            self.since_s = time.monotonic()
+        self._closing = True
+        if self._transport is not None:
+            self._transport.close()
+
+    def abort(self) -> None:
+        """Break the connection off."""
+        self._closing = True
+        self._transport.abort()
+
+    def check_time(self, now_s: float) -> None:
+        """Close when nothing has come for too long."""
+        waited_s = now_s - self.since_s
+        if self._closing:
+            if waited_s > self._limits.idle_s:
+                # Its last answer is not being read.
+                self.abort()
+        elif self.active is not None:
+            return
+        elif self._coming is not None:
+            if waited_s > self._limits.reading_s:
+                self._refuse(408, "the request did not arrive in time")
+        elif waited_s > self._limits.idle_s:
+            self.close()
+
+    @property
+    def idle(self) -> bool:
+        """Nothing is being received or answered."""
+        return self._closing or (self.active is None and self._coming is None and not self._ahead)
+
+
+class _RefusedError(Exception):
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+def _origin_form(target: bytes) -> bytes:
+    """The path of a target sent as a whole URL, which servers have to take (RFC 9112 §3.2.2)."""
+    scheme, found, rest = target.partition(b"://")
+    if not found or scheme.lower() not in (b"http", b"https"):
+        return target
+    path_at = rest.find(b"/")
+    return rest[path_at:] if path_at >= 0 else b"/"
