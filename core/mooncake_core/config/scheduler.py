@@ -123,7 +123,7 @@ class SchedulerConfig(ConfigDocument):
     """Predicted output of a request before anything was learned."""
     max_body_bytes: int = Field(default=64 << 20, ge=1024)
     request_timeout_s: float = Field(default=900, gt=0)
-    """Wall seconds a request may take in all."""
+    """Wall seconds until a request is answered, or its stream begins: then `stall_timeout_s` counts."""
     tokenise_timeout_s: float = Field(default=20, gt=0)
     """Wall seconds from the request's last byte to its prompt's tokens. Above the 10 s after which an engine
     that does not answer `/tokenize` is given up and the prompt is placed by its size."""

@@ -72,6 +72,13 @@ class EventStream:
                     return found
         return None
 
+    def last_error(self) -> tuple[int, bytes] | None:
+        """The error with which a stream ended whose engine said so itself; as `error_of`."""
+        for event in (self._previous + self._last).split(_END):
+            if event.startswith(_ERROR):
+                return error_of(event)
+        return None
+
     def _patched(self, data: bytes, cached_tokens: int) -> bytes:
         return _END.join([
             b"data: " + with_cached_tokens(event[6:], cached_tokens)

@@ -7,8 +7,7 @@ Every scheduler has a line of its own; that no place is given twice is the ledge
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import TypeAlias
 
 import msgspec
@@ -49,6 +48,8 @@ class HoldingPlace:
         self._seat_locally = seat_locally
         self._line = placer.conductor.line()
         self._flows: dict[str, Flow] = {}
+        self._excluded: dict[str, Collection[str]] = {}
+        """Instances that did not take what is staged for a request."""
 
     def __len__(self) -> int:
         """Requests that wait."""
@@ -70,13 +71,16 @@ class HoldingPlace:
         need_tokens = ask.prompt_tokens + ask.output_tokens
         return not has_plenty(load, self._limits(slo, decode), need_tokens)
 
-    async def seat(self, job: Job, held: Held, *, anyway: bool = False) -> Instance | RefusalReason:
+    async def seat(
+        self, job: Job, held: Held, *, anyway: bool = False, excluded: Collection[str] = ()
+    ) -> Instance | RefusalReason:
         """Wait for a place, and take it.
 
         Args:
             job: the request; its prefill has ended, and the ledger was told that it is held.
             held: the same for the line.
             anyway: it is not refused: when its time is over it decodes where it was to, full or not.
+            excluded: ids of the instances that are not to be given it.
 
         Returns:
             The decode instance at which it has a place now; or what was full until its time was over.
@@ -86,6 +90,7 @@ class HoldingPlace:
         """
         self._line.join(held)
         self._flows[held.ask.id] = job.flow
+        self._excluded[held.ask.id] = excluded
         try:
             while True:
                 decode = self._offers().get(held.ask.id)
@@ -98,7 +103,7 @@ class HoldingPlace:
                 return self._full(held)
         finally:
             self._line.leave(held.ask.id)
-            del self._flows[held.ask.id]
+            del self._flows[held.ask.id], self._excluded[held.ask.id]
 
     def look(self) -> None:
         """Wake those for whom there is a place; to be called when one may have become free."""
@@ -116,7 +121,7 @@ class HoldingPlace:
                 await park()
             except DeadlineError:
                 # The two clocks do not agree to the last digit: what is asked is whose deadline it was.
-                if time.monotonic() >= job.total_s:
+                if job.overdue:
                     raise
             else:
                 return True
@@ -176,6 +181,8 @@ class HoldingPlace:
     def _can_take(self, held: Held, decode: Instance) -> bool:
         member = self._placer.roster.members.get(decode.id)
         if member is not None and _drains(member) and held.wanted != decode.id:
+            return False
+        if decode.id in self._excluded[held.ask.id]:
             return False
         return (
             may_pair(held.prefill, decode)

@@ -148,8 +148,13 @@ class Job:
         assert may_follow(self.phase, phase), f"{self.phase.name} → {phase.name}"
         self.phase = phase
 
-    def outlive_client(self) -> None:
-        """Its client has an answer or is gone: what is left to do is not bound by its deadline any more."""
+    @property
+    def overdue(self) -> bool:
+        """Its own deadline has passed."""
+        return time.monotonic() >= self.total_s
+
+    def unbind(self) -> None:
+        """Its own deadline binds no more: its client has an answer, sees one come, or is gone."""
         self.total_s = inf
 
     def limit(self, seconds: float = inf) -> None:

@@ -166,6 +166,10 @@ class StreamLeg(Leg):
         self.begun = True
         self.first_s = self.last_s = time.monotonic()
         exchange = self._exchange
+        if exchange.ended:
+            # Its client was told that it took too long; this only tells that the staged KV was taken.
+            self.flow.wake()
+            return
         exchange.stream = self
         if exchange.paused:
             # By an answer before this one, which its client has not read yet.

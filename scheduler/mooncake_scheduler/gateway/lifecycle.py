@@ -61,7 +61,7 @@ class Setback(StrEnum):
     BACK_PRESSURE = "back_pressure"
     """429 or 503: it has no room now. Not a fault."""
     GONE = "gone"
-    """It left, or kept failing, while the request waited for its turn there: it never saw the request."""
+    """It left, or kept failing, while the request waited for it: it never saw the request."""
     CLIENT_ERROR = "client_error"
     """Another 4xx: the client's own."""
     DEADLINE = "deadline"
@@ -90,11 +90,11 @@ class Remedy(StrEnum):
 
 def setback_of_status(status: int) -> Setback | None:
     """What an engine's status means; None = served."""
-    if status < 400:
+    if 200 <= status < 300:
         return None
     if status in (429, 503):
         return Setback.BACK_PRESSURE
-    return Setback.CLIENT_ERROR if status < 500 else Setback.SERVER_ERROR
+    return Setback.CLIENT_ERROR if 400 <= status < 500 else Setback.SERVER_ERROR
 
 
 def remedy(phase: Phase, setback: Setback, *, staged: bool, may_retry: bool) -> Remedy:
@@ -111,7 +111,7 @@ def remedy(phase: Phase, setback: Setback, *, staged: bool, may_retry: bool) -> 
     if setback is Setback.CLIENT_ERROR:
         return Remedy.PASS_ON
     if may_retry:
-        untouched = setback in (Setback.CONNECT, Setback.BACK_PRESSURE)
+        untouched = setback in (Setback.CONNECT, Setback.BACK_PRESSURE, Setback.GONE)
         if phase is Phase.HANDED_OVER and staged and untouched:
             return Remedy.HAND_OVER_AGAIN
         return Remedy.PLACE_ANEW

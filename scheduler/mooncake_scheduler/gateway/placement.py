@@ -250,6 +250,16 @@ class Placer:
                 raise
             return self._reserve_locally(reservation, limits, now_s)
 
+    async def reserve_decode(self, ask: Ask, placement: Placement) -> None:
+        """Reserve a decode instance for a request whose prompt is computed: it was admitted before."""
+        now_s = self.clock.now_s()
+        end_s = now_s + ask.output_tokens * placement.tbt_s
+        need_tokens = ask.prompt_tokens + ask.output_tokens
+        decode = placement.decode.id
+        # A place there is asked for when it is reserved (`Ledger.seat`), where places are bounded at all.
+        reservation = Reservation(ask.id, None, 0.0, decode, need_tokens, now_s, end_s, ask.tenant)
+        await self.reserve(reservation, Limits(), now_s)
+
     def _admitted(self, decision: Placement | Refused, world: World, *, again: bool) -> Placement:
         if not isinstance(decision, Refused):
             return decision

@@ -7,22 +7,21 @@ leaves or a phase takes too long. Whatever happens, its reservation is released.
 from __future__ import annotations
 
 import time
-from typing import NamedTuple
+from collections.abc import Coroutine
 
 import msgspec
 import structlog
 
-from mooncake_core.ledger import Limits, Reservation
 from mooncake_scheduler.conductor.model import Ask
 from mooncake_scheduler.gateway.attempt import Attempt
 from mooncake_scheduler.gateway.body import Prompt
 from mooncake_scheduler.gateway.errors import ErrorAnswer, upstream_failed
-from mooncake_scheduler.gateway.flow import ClientLeftError, DeadlineError, Interruption
+from mooncake_scheduler.gateway.flow import ClientLeftError, DeadlineError
 from mooncake_scheduler.gateway.http1.heads import JSON
 from mooncake_scheduler.gateway.job import Job, read_wish
 from mooncake_scheduler.gateway.lifecycle import Phase, Remedy, Setback, remedy
 from mooncake_scheduler.gateway.passing import answer_to
-from mooncake_scheduler.gateway.sending import Failure, Staged
+from mooncake_scheduler.gateway.sending import Failure
 from mooncake_scheduler.gateway.services import Services
 from mooncake_scheduler.gateway.tokens import Domain, Prefix
 
@@ -112,15 +111,7 @@ class Request:
         job, services = self._job, self._services
         assert job.placement is not None
         attempt = Attempt(services, job, job.placement)
-        try:
-            failure = await attempt.carry_out()
-        except (ErrorAnswer, DeadlineError) as ended:
-            answer = ended if isinstance(ended, ErrorAnswer) else _too_late()
-            if attempt.unwanted is not None:
-                await self._end_after_prefill(answer, attempt, attempt.unwanted)
-                return None
-            self._note_refusal(answer)
-            raise
+        failure = await self._ended(attempt, attempt.carry_out())
         while failure is not None:
             match self._remedy(failure, excluded):
                 case Remedy.END_STREAM:
@@ -131,8 +122,9 @@ class Request:
                     job.exchange.write(broken.event())
                     job.exchange.end()
                     return None
-                case Remedy.HAND_OVER_AGAIN if again := await self._hand_over_again(failure, excluded):
-                    failure = again.failure
+                case Remedy.HAND_OVER_AGAIN if again := await self._taken_over(failure, excluded):
+                    assert failure.staged is not None
+                    failure = await self._ended(again, again.hand_over_again(failure.staged, excluded))
                 case Remedy.HAND_OVER_AGAIN | Remedy.PLACE_ANEW:
                     self._release()
                     job.enter(Phase.TOKENISED)
@@ -141,6 +133,23 @@ class Request:
                 case _:
                     raise answer_to(failure, services.roster)
         return None
+
+    async def _ended(
+        self, attempt: Attempt, serving: Coroutine[object, None, Failure | None]
+    ) -> Failure | None:
+        """What came of an attempt; None when the client has its answer."""
+        try:
+            return await serving
+        except (ErrorAnswer, DeadlineError) as ended:
+            answer = ended if isinstance(ended, ErrorAnswer) else _too_late()
+            self._note_refusal(answer)
+            if not attempt.owes:
+                raise
+            # The client hears at once that it is not served, then the KV staged for it is freed.
+            self._say(answer)
+            self._release()
+            await attempt.free()
+            return None
 
     async def _place(self, excluded: set[str], before: Failure | None) -> None:
         job, services = self._job, self._services
@@ -194,16 +203,6 @@ class Request:
         if answer.world is not None:
             self._services.placer.conductor.observe_refused(self._job.ask, answer.world.now_s)
 
-    async def _end_after_prefill(self, answer: ErrorAnswer, attempt: Attempt, staged: Staged) -> None:
-        """Decode has no room in time: the client hears so at once, then the KV staged for it is freed."""
-        self._note_refusal(answer)
-        self._say(answer)
-        self._release()
-        try:
-            await attempt.discard(staged)
-        except Interruption:
-            return
-
     def _remedy(self, failure: Failure, excluded: set[str]) -> Remedy:
         job, services = self._job, self._services
         if failure.member is not None:
@@ -224,8 +223,8 @@ class Request:
             services.budget.spend()
         return what
 
-    async def _hand_over_again(self, failure: Failure, excluded: set[str]) -> _Again | None:
-        """Give the staged KV to another decode instance; None when there is none."""
+    async def _taken_over(self, failure: Failure, excluded: set[str]) -> Attempt | None:
+        """An attempt with another decode instance for the staged KV, reserved; None when there is none."""
         job, services = self._job, self._services
         assert failure.staged is not None
         assert job.placement is not None
@@ -235,32 +234,16 @@ class Request:
         job.limit(services.config.dispatch_timeout_s)
         self._release()
         job.ask = msgspec.structs.replace(job.ask, id=self._next_id())
-        now_s = services.clock.now_s()
         placement = msgspec.structs.replace(job.placement, decode=decode)
-        ask = job.ask
-        end_s = now_s + ask.output_tokens * placement.tbt_s
-        reservation = Reservation(
-            ask.id, None, 0.0, decode.id, ask.prompt_tokens + ask.output_tokens, now_s, end_s, ask.tenant
-        )
         job.flow.shielded = True
         try:
-            await services.placer.reserve(reservation, Limits(), now_s)
-            job.reserved = ask.id
+            await services.placer.reserve_decode(job.ask, placement)
+            job.reserved = job.ask.id
         finally:
             job.flow.shielded = False
-        member = services.roster.members.get(decode.id)
-        if member is None:
-            # It left while the place was taken.
-            return None
-        services.ledger.prefill_finished(ask.id, now_s)
-        job.prefill_done = True
         job.placement = job.decision.placement = placement
         job.decision.attempts += 1
-        attempt = Attempt(services, job, placement)
-        try:
-            return _Again(await attempt.decode(member, failure.staged))
-        finally:
-            attempt.abort()
+        return Attempt(services, job, placement)
 
     def _next_id(self) -> str:
         return f"{self._job.engine_id}-{self._job.decision.attempts}"
@@ -289,7 +272,3 @@ class Request:
 
 def _too_late() -> ErrorAnswer:
     return upstream_failed("the request took too long", "deadline", 504)
-
-
-class _Again(NamedTuple):
-    failure: Failure | None

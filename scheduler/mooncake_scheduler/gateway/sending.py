@@ -9,6 +9,7 @@ import msgspec
 import structlog
 
 from mooncake_core.registry import Instance
+from mooncake_scheduler.conductor.cost import Sent
 from mooncake_scheduler.conductor.model import Placement
 from mooncake_scheduler.gateway import engines
 from mooncake_scheduler.gateway.flow import DeadlineError
@@ -31,8 +32,15 @@ class Staged(msgspec.Struct, frozen=True):
 
     member: Member
     transfer_id: str
+    rank: int
+    """Of the engine; 0 where there is but one."""
     engine_id: str
+    """Empty where it is not known yet, and where the connector needs none."""
     answer: engines.PrefillAnswer
+
+    def known(self, engine_id: str) -> Staged:
+        """The same, with its engine's id."""
+        return msgspec.structs.replace(self, engine_id=engine_id)
 
 
 class Failure(NamedTuple):
@@ -62,20 +70,31 @@ class Sending:
         self._job = job
         self._placement = placement
         self._leg: Leg | None = None
+        self._computing: tuple[Member, Sent] | None = None
+        """Where the prompt is being computed, and since when."""
 
     def abort(self) -> None:
         """End the leg under way, if any; its engine notices that the connection closes."""
         leg, self._leg = self._leg, None
         if leg is not None and not leg.done:
             leg.abort()
+        if self._computing is not None:
+            self._services.accounting.prefill_dropped(*self._computed())
 
     async def _gather(
         self, leg: Leg, member: Member, headers: bytes, body: bytes, limit_s: float
     ) -> Setback | None:
+        """Send a leg and wait for its whole answer; None when it was served.
+
+        Raises:
+            DeadlineError: the request's own deadline has passed, which is no engine's fault; the leg goes on.
+        """
         try:
             self._dispatch(leg, member, headers, body, limit_s)
             await leg.finished()
         except DeadlineError:
+            if self._job.overdue:
+                raise
             leg.abort()
             return Setback.DEADLINE
         return leg.setback
@@ -122,12 +141,21 @@ class Sending:
         until_s = time.monotonic() + within_s / services.clock.scale
         await services.residency.dispatched(instance.id, job.keys, 0 if known is None else known.hbm, until_s)
 
-    def _count_fetch(self, instance: Instance, change: int) -> None:
-        """Count a prefix that the store is sending to an instance."""
-        if not self._placement.fetch_tokens or not instance.store:
+    def _computes(self, member: Member) -> None:
+        """The prompt is sent to be computed; told how it ended by `_computed`, or by `abort`."""
+        services, placement = self._services, self._placement
+        foreign = member.instance.id in services.placer.reported.foreign
+        self._computing = member, services.accounting.prefill_sent(member, placement, foreign=foreign)
+
+    def _computed(self) -> tuple[Member, Sent]:
+        computing, self._computing = self._computing, None
+        assert computing is not None
+        return computing
+
+    def _count_fetch(self, member: Member, store: str, change: int) -> None:
+        """Count a prefix that a store is sending to an instance."""
+        if not self._placement.fetch_tokens or not store:
             return
-        roster = self._services.roster
-        roster.source_flows[instance.store] = roster.source_flows.get(instance.store, 0) + change
-        member = roster.members.get(instance.id)
-        if member is not None:
-            member.inbound_flows += change
+        flows = self._services.roster.source_flows
+        flows[store] = flows.get(store, 0) + change
+        member.inbound_flows += change

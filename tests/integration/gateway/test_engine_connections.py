@@ -1,4 +1,4 @@
-"""The engine side of the gateway: connections are only kept where nothing is left over of what went before."""
+"""The engine side of the gateway: a connection is kept only where nothing is left over on it."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from mooncake_scheduler.gateway.http1 import Fault, FaultKind, Upstream
 from mooncake_scheduler.gateway.http1.simple import fetch
 
 ANSWER = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"
+LATE = b"HTTP/1.1 408 Too Late\r\ncontent-length: 0\r\n\r\n"
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
@@ -68,7 +69,7 @@ async def ask(to: Upstream) -> tuple[int, bytes]:
 
 @pytest.mark.parametrize(
     "first",
-    [ANSWER + ANSWER, ANSWER + b"HTTP/1.1 408 Too Late\r\ncontent-length: 0\r\n\r\n", ANSWER + b"HT", ANSWER + b"\x00"],
+    [ANSWER + ANSWER, ANSWER + LATE, ANSWER + b"HT", ANSWER + b"\x00"],
     ids=["a second answer", "a late refusal", "the beginning of one", "rubbish"],
 )  # fmt: skip
 async def test_what_comes_behind_an_answer_is_not_taken_for_the_next_one(first: bytes) -> None:
@@ -86,7 +87,7 @@ async def test_what_comes_unasked_while_a_connection_idles_closes_it() -> None:
         await reader.readuntil(b"\r\n\r\n")
         writer.write(ANSWER)
         await spoken.wait()
-        writer.write(b"HTTP/1.1 408 Too Late\r\ncontent-length: 0\r\n\r\n")
+        writer.write(LATE)
         await reader.read()
 
     async with upstream(serve) as to:

@@ -7,6 +7,9 @@ from typing import Any
 
 import pytest
 
+from mooncake_core.registry import Role
+from mooncake_scheduler.gateway.roster import Member
+from mooncake_scheduler.gateway.sending import Sending
 from mooncake_testing.gateway import gateway, write_instances
 from mooncake_testing.scripted_engine import Act, ScriptedEngine, engines
 from mooncake_testing.scripted_pools import is_error, pools
@@ -322,3 +325,87 @@ async def test_however_many_engines_cannot_be_reached_one_that_can_serves_the_re
                 assert (await running.complete()).status_code == 200
             assert len(there.legs) == 7
             await running.settled()
+
+
+async def test_a_stream_that_its_engine_ends_with_an_error_is_not_counted_as_served(tmp_path: Path) -> None:
+    event = b'data: {"error":{"message":"out of memory","code":500}}\n\n'
+    async with pools(tmp_path) as (running, _, decode):
+        decode[0].script = [Act(last_event=event)]
+        text = await running.stream()
+        assert text.endswith(event.decode() + "data: [DONE]\n\n")
+        assert text.count("[DONE]") == 1
+        await running.settled()
+        services = running.scheduler.services
+        assert services.metrics.outcomes == {"broken": 1}
+        assert services.roster.members[decode[0].name].breaker.faults == 1
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_requests_own_deadline_is_no_fault_of_its_engine_and_its_kv_is_taken_still(
+    tmp_path: Path, stream: bool
+) -> None:
+    async with pools(tmp_path, request_timeout_s=0.4, first_token_timeout_s=20) as (running, _, decode):
+        hold = asyncio.Event()
+        decode[0].usual = Act(hold=hold)
+        assert is_error(await running.complete(stream=stream), 504)["code"] == "deadline"
+        taking = await decode[0].leg()
+        assert not taking.aborted.is_set(), "aborted now, it would leave the KV staged"
+        hold.set()
+        await until(lambda: taking.finished.is_set() or taking.aborted.is_set())
+        await running.settled()
+        services = running.scheduler.services
+        assert services.metrics.setbacks == {}
+        assert [member.breaker.faults for member in services.roster.members.values()] == [0, 0]
+        decode[0].usual = Act()
+        assert (await running.complete(stream=stream)).status_code == 200
+
+
+async def test_a_stream_that_goes_on_is_not_ended_by_the_requests_own_deadline(tmp_path: Path) -> None:
+    async with pools(tmp_path, request_timeout_s=0.3) as (running, _, decode):
+        decode[0].usual = Act(gap_s=0.05)
+        text = await running.stream(max_tokens=12)
+        assert "error" not in text
+        assert text.endswith("data: [DONE]\n\n")
+
+
+async def test_an_instance_whose_address_is_none_keeps_nobody_else_out(tmp_path: Path) -> None:
+    one, other = ScriptedEngine("a"), ScriptedEngine("b")
+    async with engines(one, other), gateway(tmp_path, [one.instance()]) as running:
+        file = tmp_path / "instances.json"
+        write_instances(file, [one.instance(url="http://[::1"), other.instance(url="http://x:99999")])
+        await until(lambda: not running.scheduler.services.roster.members)
+        write_instances(file, [one.instance(url="no address"), other.instance()])
+        await until(lambda: "b" in running.scheduler.services.roster.members)
+        assert (await running.complete()).status_code == 200
+        assert one.legs == []
+
+
+async def test_a_prefill_without_a_bootstrap_server_is_an_engines_failure_not_the_gateways(
+    tmp_path: Path,
+) -> None:
+    prefill, decode = ScriptedEngine("p", Role.PREFILL, MOONCAKE), ScriptedEngine("d", Role.DECODE, MOONCAKE)
+    async with (
+        engines(prefill, decode),
+        gateway(tmp_path, [prefill.instance(bootstrap_url=""), decode.instance()]) as running,
+    ):
+        assert (await running.complete()).status_code == 200
+        assert prefill.legs == []
+        assert "kv_transfer_params" not in decode.legs[0].body
+        await running.settled()
+
+
+async def test_an_instance_that_left_and_came_back_meanwhile_owes_no_flows(tmp_path: Path) -> None:
+    async with pools(tmp_path, prefill=1) as (running, prefill, _):
+        hold = asyncio.Event()
+        prefill[0].usual = Act(hold=hold)
+        roster = running.scheduler.services.roster
+        sending = Sending(running.scheduler.services, None, Placed)  # type: ignore[arg-type]
+        before = roster.members[prefill[0].name]
+        sending._count_fetch(before, "store", 1)
+        roster.members[prefill[0].name] = after = Member(before.instance, before.upstream)
+        sending._count_fetch(before, "store", -1)
+        assert (before.inbound_flows, after.inbound_flows, roster.source_flows["store"]) == (0, 0, 0)
+
+
+class Placed:
+    fetch_tokens = 1

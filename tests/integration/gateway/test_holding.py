@@ -356,3 +356,26 @@ async def test_decode_that_is_full_serves_more_by_waiting_than_by_looking_once_a
                     await until(lambda process=process: process.metric("vllm:kv_cache_usage_perc") == 0)  # type: ignore[misc]
     assert waited["none"] == 0 < waited["predictive"]
     assert served["predictive"] > served["none"]
+
+
+async def test_kv_that_one_decode_did_not_take_waits_for_a_place_at_another_like_any_other(
+    tmp_path: Path,
+) -> None:
+    hold, decodes = asyncio.Event(), [decoder("d0"), decoder("d1")]
+    async with pool(tmp_path, decodes) as (running, prefill):
+        decodes[0].usual = decodes[1].usual = Act(hold=hold)
+        first = asyncio.ensure_future(running.complete(**LONG))
+        await until(lambda: sum(len(each.legs) for each in decodes) == 1)
+        busy, other = decodes if decodes[0].legs else reversed(decodes)
+        other.script = [Act(status=503)]
+        second = asyncio.ensure_future(running.complete(**LONG))
+        await other.leg()
+        await until(lambda: holding(running) == 1)
+        # The one that refused is not asked again, and the other one has no second place.
+        await asyncio.sleep(0.2)
+        assert (len(busy.legs), len(other.legs), len(prefill.legs)) == (1, 1, 2)
+        hold.set()
+        assert [(await each).status_code for each in (first, second)] == [200, 200]
+        assert (len(busy.legs), len(other.legs), len(prefill.legs)) == (2, 1, 2)
+        assert busy.legs[1].kv["transfer_id"] == prefill.legs[1].kv["transfer_id"]
+        await running.settled()

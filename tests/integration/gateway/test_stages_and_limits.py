@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 
 from mooncake_core.ledger import Limits, MemoryLedger, RefusalReason, Reservation
@@ -336,3 +337,47 @@ async def test_a_stream_teaches_the_pace_of_the_batch_that_it_was_part_of(tmp_pa
             assert max(batch for batch, _ in learned) == together
             assert min(batch for batch, _ in learned) >= (together + 1) / 2
         assert min(kv for _, kv in learned) >= 40 + 20 / 2
+
+
+async def test_a_deadline_while_the_engine_id_is_asked_again_still_frees_the_kv(tmp_path: Path) -> None:
+    gate = asyncio.Event()
+    async with pair(tmp_path, request_timeout_s=0.5) as (running, prefill, decode):
+        ids = running.scheduler.services.engine_ids
+        ask = ids._ask
+        await until(lambda: ids._known)
+
+        async def slow(*asked: Any) -> Any:
+            await gate.wait()
+            return await ask(*asked)
+
+        hold = asyncio.Event()
+        prefill.usual = Act(hold=hold)
+        asking = asyncio.ensure_future(running.complete())
+        leg = await prefill.leg()
+        ids._ask = slow  # type: ignore[method-assign]
+        ids.forget("p")
+        hold.set()
+        answer = await asking
+        assert (answer.status_code, answer.json()["error"]["code"]) == (504, "deadline")
+        gate.set()
+        freeing = await decode.leg()
+        assert freeing.body["max_tokens"] == 1
+        assert freeing.kv["transfer_id"] == leg.kv["transfer_id"]
+        assert freeing.kv["remote_engine_id"] == prefill.engine_id
+        await running.settled()
+
+
+async def test_an_answer_of_before_a_failure_is_not_taken_for_the_engine_id_after_it(tmp_path: Path) -> None:
+    async with pair(tmp_path) as (running, prefill, _):
+        services = running.scheduler.services
+        ids, instance = services.engine_ids, services.roster.members["p"].instance
+        ids.forget("p")
+        prefill.engine_id = "before"
+        before = ids.asking(instance, 1)
+        ids.forget("p")
+        after = ids.asking(instance, 1)
+        assert ids.asking(msgspec.structs.replace(instance, epoch=instance.epoch + 1), 1) is not after
+        await before
+        prefill.engine_id = "after"
+        assert ids.known(instance, 1) is None
+        await after

@@ -33,6 +33,7 @@ class Act:
         tokens: how many tokens are answered, one a chunk.
         gap_s: between them.
         first_event: sent instead of the first token's.
+        last_event: sent before the end mark.
         hold: awaited before the answer.
         finish_reason: of the last token.
         pad: more characters in each streamed token.
@@ -49,6 +50,7 @@ class Act:
     tokens: int | None = None
     gap_s: float = 0.0
     first_event: bytes | None = None
+    last_event: bytes | None = None
     hold: asyncio.Event | None = None
     finish_reason: str = "length"
     pad: int = 0
@@ -316,6 +318,8 @@ class ScriptedEngine:
         if act.end_after is None:
             if (seen.body.get("stream_options") or {}).get("include_usage"):
                 _event(writer, self._chunk_of(seen, []) | {"usage": self.usage(seen, act)})
+            if act.last_event is not None:
+                _chunk(writer, act.last_event)
             _chunk(writer, b"data: [DONE]\n\n")
         writer.write(b"0\r\n\r\n")
         await writer.drain()

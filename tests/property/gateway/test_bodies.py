@@ -15,9 +15,11 @@ from mooncake_scheduler.gateway.answers import (
     with_cached_tokens,
     without_kv_params,
 )
-from mooncake_scheduler.gateway.body import Body, Prompt, prompt_form
+from mooncake_scheduler.gateway.body import _NAMES, Body, Prompt, prompt_form
 from mooncake_scheduler.gateway.errors import ErrorAnswer
+from mooncake_scheduler.gateway.job import read_wish
 from mooncake_scheduler.gateway.recent import RecentDispatches, common_blocks
+from mooncake_scheduler.gateway.tokens.tokens import _is_text
 
 names = st.text(min_size=1, max_size=8)
 values = st.recursive(
@@ -174,3 +176,44 @@ def test_a_dispatch_is_believed_until_its_time_and_forgotten_with_its_instance()
     assert recent.merge([1, 2], {}, 6.0) == {}
     recent.add("c", [7], 9.0, 6.0)
     assert len(recent) == 1
+
+
+DEEP = b'{"prompt":[1],"x":' + b"[" * 100_000 + b"]" * 100_000 + b"}"
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        DEEP, b'{"prompt":' + b'{"a":' * 100_000, b'{"prompt":"\xff"}', b'{"a\xff":1}', b'{"prompt":NaN}',
+        b'{"prompt":[1],"max_tokens":1e999}', b'{"prompt":[1],"max_tokens":' + b"9" * 400 + b"}",
+        b'{"prompt":[1],"n":' + b"9" * 5000 + b"}", b'{"prompt":[1],"max_tokens":-1e300}',
+        b'{"prompt":"\\ud800","model":"\\ud800"}', b"[]", b"", b"\xef\xbb\xbf{}", b'{"prompt":[1],}',
+    ],
+    ids=range(14),
+)  # fmt: skip
+def test_what_cannot_be_read_is_the_clients_mistake(sent: bytes) -> None:
+    with pytest.raises(ErrorAnswer) as caught:
+        read_wish(sent, chat=False)
+    assert caught.value.status == 400
+
+
+@given(field=st.sampled_from(["max_tokens", "n", "model", "stream", "prompt", "echo"]), value=values)
+def test_any_value_of_any_field_is_read_or_the_clients_mistake(field: str, value: Any) -> None:
+    status = 0
+    try:
+        read_wish(json.dumps({"prompt": [1, 2], field: value}).encode(), chat=False)
+    except ErrorAnswer as answer:
+        status = answer.status
+    assert status in (0, 400)
+
+
+def test_long_names_of_fields_are_not_kept() -> None:
+    kept = len(_NAMES)
+    Body(b'{"' + b"x" * 1000 + b'":1}').rewritten(frozenset(), {"a": b"1"})
+    assert len(_NAMES) - kept <= 1
+
+
+def test_parts_of_a_chat_may_be_of_any_type() -> None:
+    for kind in (["text"], {"a": 1}, 5, None, "image_url"):
+        assert not _is_text([{"content": [{"type": kind}]}])
+    assert _is_text([{"content": [{"type": "text"}]}])

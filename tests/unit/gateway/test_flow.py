@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from mooncake_scheduler.gateway.flow import ClientLeftError, DeadlineError, Flow, park
+from mooncake_scheduler.gateway.flow import ClientLeftError, DeadlineError, Flow, StagedLostError, park
 
 
 class Run:
@@ -172,3 +172,41 @@ def test_an_error_that_escapes_is_told_and_the_flow_has_ended() -> None:
     run.flow.wake()
     assert run.done == 1
     assert isinstance(run.errors[0], ValueError)
+
+
+def test_that_the_client_left_is_not_forgotten_over_what_comes_later() -> None:
+    seen: list[object] = []
+
+    async def work() -> None:
+        shield[0].shielded = True
+        await park()
+        shield[0].shielded = False
+        try:
+            shield[0].check()
+        except ClientLeftError:
+            seen.append("left")
+
+    shield: list[Flow] = []
+    flow = Flow(work(), lambda _: None, seen.append)
+    shield.append(flow)
+    flow.start()
+    for reason in (DeadlineError(), ClientLeftError(), StagedLostError(), DeadlineError()):
+        flow.interrupt(reason)
+    flow.wake()
+    assert seen == ["left"]
+
+
+async def test_a_future_that_is_never_waited_for_because_of_an_interruption_is_cancelled() -> None:
+    future: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+
+    async def work() -> None:
+        run_flow[0].interrupt(ClientLeftError())
+        await future
+
+    run_flow: list[Flow] = []
+    errors: list[BaseException] = []
+    flow = Flow(work(), lambda _: None, errors.append)
+    run_flow.append(flow)
+    flow.start()
+    assert future.cancelled()
+    assert isinstance(errors[0], ClientLeftError)

@@ -1,6 +1,6 @@
 """How each engine's hand-over is spoken: the bodies and headers of its two legs."""
 
-from mooncake_scheduler.gateway.engines.bootstrap import EngineIds
+from mooncake_scheduler.gateway.engines.bootstrap import EngineIds, Rank
 from mooncake_scheduler.gateway.engines.vllm import (
     PrefillAnswer,
     decode_body,
@@ -15,6 +15,7 @@ from mooncake_scheduler.gateway.engines.vllm import (
 __all__ = [
     "EngineIds",
     "PrefillAnswer",
+    "Rank",
     "decode_body",
     "must_stay_whole",
     "pairs",

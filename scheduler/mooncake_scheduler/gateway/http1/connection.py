@@ -1,7 +1,7 @@
 """One client's connection: requests are answered in order, one at a time.
 
-What a client sends ahead waits, and past a bound its socket is no longer read. A client that leaves is noticed
-in every phase, because the socket goes on being read while its request is served.
+What a client sends ahead waits, and past a bound its socket is no longer read. A client that leaves is
+noticed in every phase, because the socket goes on being read while its request is served.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _NEXT_MAY_COME_S = 5.0
 """How long a connection is spared whose answer began before the end was announced and ended after: its client
 was not told to go elsewhere, and its next request is on the way."""
 _ONCE: Final = frozenset({b"host", b"authorization"})
-"""Headers that mean nothing when sent twice: one that stands in front of this server may have read the other."""
+"""Headers that mean nothing when sent twice: who stands in front of this server may have read the other."""
 
 
 class ServerLimits(msgspec.Struct, frozen=True):
@@ -43,7 +43,7 @@ class ServerLimits(msgspec.Struct, frozen=True):
     reading_s: float = 60.0
     """Wall seconds a client may take to send one request."""
     idle_s: float = 75.0
-    """Wall seconds a connection is kept without a request, or with an answer that its client does not read."""
+    """Wall seconds a connection is kept without a request, or with an answer that is not being read."""
 
 
 class Handler(Protocol):
@@ -60,8 +60,24 @@ class ServerConnection(asyncio.Protocol):
     """One client's connection."""
 
     __slots__ = (
-        "_ahead", "_body", "_closing", "_coming", "_deaf", "_discard", "_header_bytes", "_headed", "_limits",
-        "_met", "_owner", "_parser", "_paused", "_size", "_target", "_transport", "active", "since_s",
+        "_ahead",
+        "_body",
+        "_closing",
+        "_coming",
+        "_deaf",
+        "_discard",
+        "_headed",
+        "_header_bytes",
+        "_limits",
+        "_met",
+        "_owner",
+        "_parser",
+        "_paused",
+        "_size",
+        "_target",
+        "_transport",
+        "active",
+        "since_s",
         "spared_until_s",
     )  # fmt: skip
 
@@ -109,8 +125,8 @@ class ServerConnection(asyncio.Protocol):
                 self._parser.feed_data(data)
                 return
             except httptools.HttpParserUpgrade as upgrade:
-                # A server may go on in HTTP/1.1 (RFC 9110 §7.8): clients that would rather speak h2c expect it.
-                # The parser takes what follows for another protocol, so it is told the head again without.
+                # A server may go on in HTTP/1.1 (RFC 9110 §7.8); clients that would rather speak h2c count on
+                # it. The parser takes what follows for another protocol: it is told the head again without.
                 data = self._head_without_upgrade() + data[upgrade.args[0] :]
                 self._parser = httptools.HttpRequestParser(self)
             except httptools.HttpParserError as error:
