@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Protocol
+from typing import Any, Protocol
 
-from fastapi import Depends, FastAPI, Header, HTTPException, Response
+from fastapi import FastAPI, HTTPException, Response
 from fastapi.responses import JSONResponse
 
 from mooncake_core.registry import InstanceState
+from mooncake_scheduler.admin.guard import Guard
 from mooncake_scheduler.admin.indexer import HashQuery, TokenQuery, answer_hashes, answer_tokens
 from mooncake_scheduler.admin.views import decision_view, instance_views, stats_view
 from mooncake_scheduler.gateway.auth import AdminToken
@@ -35,14 +36,6 @@ def build_api(scheduler: Inspected) -> FastAPI:
     """The application of the admin port."""
     services = scheduler.services
 
-    def admit(authorization: Annotated[str | None, Header()] = None) -> None:
-        if not scheduler.admin_token.admits(authorization):
-            raise HTTPException(
-                401,
-                "a token is needed: send the header Authorization: Bearer <token>",
-                {"WWW-Authenticate": "Bearer"},
-            )
-
     api = FastAPI(
         title="Mooncake scheduler",
         description=_DESCRIPTION,
@@ -50,9 +43,9 @@ def build_api(scheduler: Inspected) -> FastAPI:
         docs_url=None,
         redoc_url=None,
     )
-    guarded = [Depends(admit)]
+    api.add_middleware(Guard, token=scheduler.admin_token)
 
-    @api.get("/instances", dependencies=guarded, summary="All instances with state, load and conditions")
+    @api.get("/instances", summary="All instances with state, load and conditions")
     async def instances() -> dict[str, Any]:
         return {
             "cluster": services.config.cluster,
@@ -62,11 +55,11 @@ def build_api(scheduler: Inspected) -> FastAPI:
             "instances": instance_views(services),
         }
 
-    @api.post("/instances/{instance_id}/drain", dependencies=guarded, summary="Place nothing more there")
+    @api.post("/instances/{instance_id}/drain", summary="Place nothing more there")
     async def drain(instance_id: str) -> dict[str, str]:
         return await mark(instance_id, InstanceState.DRAINING)
 
-    @api.delete("/instances/{instance_id}/drain", dependencies=guarded, summary="Use it again")
+    @api.delete("/instances/{instance_id}/drain", summary="Use it again")
     async def undrain(instance_id: str) -> dict[str, str]:
         return await mark(instance_id, InstanceState.READY)
 
@@ -80,14 +73,13 @@ def build_api(scheduler: Inspected) -> FastAPI:
         await services.roster.refresh()
         return {"id": instance_id, "state": state.value}
 
-    @api.get("/decisions", dependencies=guarded, summary="The last decisions, newest first")
+    @api.get("/decisions", summary="The last decisions, newest first")
     async def decisions(limit: int = 50) -> dict[str, Any]:
         latest = services.decisions.latest(max(1, min(limit, 500)))
         return {"decisions": [decision_view(each) for each in latest]}
 
     @api.get(
         "/decisions/{request_id}",
-        dependencies=guarded,
         summary="Why a request went where it went: who was considered, predicted against measured",
     )
     async def decision(request_id: str) -> dict[str, Any]:
@@ -98,15 +90,15 @@ def build_api(scheduler: Inspected) -> FastAPI:
             )
         return decision_view(found, explain=services.placer.explained)
 
-    @api.get("/stats", dependencies=guarded, summary="Counters and percentiles of this scheduler")
+    @api.get("/stats", summary="Counters and percentiles of this scheduler")
     async def stats() -> dict[str, Any]:
         return stats_view(services, scheduler.degradations())
 
-    @api.post("/query", dependencies=guarded, summary="Cache hits of a prompt by its token ids (RFC 1403)")
+    @api.post("/query", summary="Cache hits of a prompt by its token ids (RFC 1403)")
     async def query(asked: TokenQuery) -> dict[str, Any]:
         return await answer_tokens(asked, services)
 
-    @api.post("/query_by_hash", dependencies=guarded, summary="Cache hits of a prompt by block hashes")
+    @api.post("/query_by_hash", summary="Cache hits of a prompt by block hashes")
     async def query_by_hash(asked: HashQuery) -> dict[str, Any]:
         return await answer_hashes(asked, services)
 

@@ -199,14 +199,12 @@ class AdminToken:
         except ConfigError as error:
             _log.error("the changed token file is not used", error=str(error))
 
-    def admits(self, authorization: str | None) -> bool:
+    def admits(self, authorization: bytes) -> bool:
         """Whether a request with this Authorization header may come in."""
         if self._file is None:
             return True
-        scheme, _, token = (authorization or "").partition(" ")
-        return scheme.lower() == "bearer" and hmac.compare_digest(
-            _digest(token.strip().encode()), self._digest
-        )
+        scheme, _, token = authorization.partition(b" ")
+        return scheme.lower() == b"bearer" and hmac.compare_digest(_digest(token.strip()), self._digest)
 
     def _take(self, file: WatchedFile) -> None:
         token = file.read().strip()

@@ -172,6 +172,11 @@ async def test_the_admin_port_wants_its_token_except_for_health_and_metrics(tmp_
         assert (await admin(running, "GET", "/instances")).status_code == 401
         assert (await admin(running, "GET", "/instances", headers=bearer("wrong"))).status_code == 401
         assert (await admin(running, "GET", "/instances", headers=bearer("secret"))).status_code == 200
+        assert (await admin(running, "GET", "/openapi.json")).status_code == 401
+        assert (await admin(running, "GET", "/nowhere")).status_code == 401
+        assert (await admin(running, "POST", "/query", content=b"no JSON")).status_code == 401
+        twice = [("Authorization", "Bearer wrong"), ("Authorization", "Bearer secret")]
+        assert (await admin(running, "GET", "/instances", headers=twice)).status_code == 401
         assert (await admin(running, "GET", "/healthz")).status_code == 200
         assert (await admin(running, "GET", "/readyz")).status_code == 503
         assert (await admin(running, "GET", "/metrics")).status_code == 200
