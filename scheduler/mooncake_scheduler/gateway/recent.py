@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping, Sequence
+from heapq import heappop, heappush
 from typing import NamedTuple
 
 from mooncake_core.index import Depth
@@ -41,7 +42,8 @@ class RecentDispatches:
 
     def __init__(self) -> None:
         self._by_first: dict[int, deque[_Dispatch]] = {}
-        self._ends: deque[tuple[float, int]] = deque()
+        self._ends: list[tuple[float, int]] = []
+        """A heap: one that is believed for long must not keep those behind it."""
 
     def __len__(self) -> int:
         """Dispatches remembered, those included whose end nobody has noticed yet."""
@@ -57,7 +59,7 @@ class RecentDispatches:
         if alike is None:
             alike = self._by_first[first] = deque(maxlen=MOST_ALIKE)
         alike.append(_Dispatch(until_s, instance, keys))
-        self._ends.append((until_s, first))
+        heappush(self._ends, (until_s, first))
 
     def merge(self, keys: Sequence[int], found: Mapping[str, Depth], now_s: float) -> Mapping[str, Depth]:
         """What the index found for these keys, deepened by what is believed."""
@@ -86,7 +88,7 @@ class RecentDispatches:
     def _expire(self, now_s: float) -> None:
         ends = self._ends
         while ends and ends[0][0] < now_s:
-            first = ends.popleft()[1]
+            first = heappop(ends)[1]
             alike = self._by_first.get(first)
             while alike and alike[0].until_s < now_s:
                 alike.popleft()

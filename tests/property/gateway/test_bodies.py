@@ -178,6 +178,14 @@ def test_a_dispatch_is_believed_until_its_time_and_forgotten_with_its_instance()
     assert len(recent) == 1
 
 
+def test_a_dispatch_that_is_believed_for_long_keeps_no_later_ones_in_memory() -> None:
+    recent = RecentDispatches()
+    recent.add("long", [1], 1_000.0, 0.0)
+    for n in range(100):
+        recent.add("short", [n + 2], n + 1.0, float(n))
+    assert len(recent) <= 3
+
+
 DEEP = b'{"prompt":[1],"x":' + b"[" * 100_000 + b"]" * 100_000 + b"}"
 
 

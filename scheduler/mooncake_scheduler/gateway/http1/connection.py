@@ -10,14 +10,13 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final, Protocol, cast
+from typing import TYPE_CHECKING, Protocol, cast
 
-import httptools
-import msgspec
 import structlog
 
 from mooncake_scheduler.gateway.http1 import heads
 from mooncake_scheduler.gateway.http1.exchange import Exchange
+from mooncake_scheduler.gateway.http1.reading import RefusedError, RequestReader
 
 if TYPE_CHECKING:
     from mooncake_scheduler.gateway.http1.server import HttpServer
@@ -31,19 +30,6 @@ _LINGER_S = 5.0
 _NEXT_MAY_COME_S = 5.0
 """How long a connection is spared whose answer began before the end was announced and ended after: its client
 was not told to go elsewhere, and its next request is on the way."""
-_ONCE: Final = frozenset({b"host", b"authorization"})
-"""Headers that mean nothing when sent twice: who stands in front of this server may have read the other."""
-
-
-class ServerLimits(msgspec.Struct, frozen=True):
-    """Bounds of one connection."""
-
-    header_bytes: int = 32 << 10
-    body_bytes: int = 64 << 20
-    reading_s: float = 60.0
-    """Wall seconds a client may take to send one request."""
-    idle_s: float = 75.0
-    """Wall seconds a connection is kept without a request, or with an answer that is not being read."""
 
 
 class Handler(Protocol):
@@ -56,52 +42,26 @@ class Handler(Protocol):
         """The whole request has come: answer now or later. Only called after `head`."""
 
 
-class ServerConnection(asyncio.Protocol):
+class ServerConnection(RequestReader):
     """One client's connection."""
 
     __slots__ = (
-        "_ahead",
-        "_body",
-        "_closing",
-        "_coming",
-        "_deaf",
-        "_discard",
-        "_headed",
-        "_header_bytes",
-        "_limits",
-        "_met",
-        "_owner",
-        "_parser",
-        "_paused",
-        "_size",
-        "_target",
-        "_transport",
-        "active",
-        "since_s",
-        "spared_until_s",
+        "_ahead", "_closing", "_deaf", "_met", "_owner", "_paused", "_transport", "active", "spared_until_s",
     )  # fmt: skip
 
     def __init__(self, owner: HttpServer) -> None:
+        super().__init__(owner.limits)
         self._owner = owner
-        self._limits = owner.limits
-        self._parser = httptools.HttpRequestParser(self)
         self._transport: asyncio.Transport = cast("asyncio.Transport", None)
         self._ahead: deque[Exchange] = deque()
-        self._coming: Exchange | None = None
-        self._target = b""
-        self._body: bytes | bytearray = b""
-        self._size = 0
-        self._header_bytes = 0
-        self._headed = self._met = self._discard = False
-        """Of the request that is coming in: its head is whole; the handler has seen it, and has answered."""
+        self._met = False
+        """The handler has seen the head of the request that is coming in."""
         self._deaf = False
         """What comes is read and dropped: it cannot be understood, or nobody will answer it."""
         self._closing = False
         self._paused = False
         self.active: Exchange | None = None
         self.spared_until_s = 0.0
-        self.since_s = time.monotonic()
-        """When the connection became idle or its end began, or the request that is coming in began."""
 
     # -- asyncio
 
@@ -120,23 +80,12 @@ class ServerConnection(asyncio.Protocol):
                 active.on_left()
 
     def data_received(self, data: bytes) -> None:
-        while data and not self._deaf:
-            try:
-                self._parser.feed_data(data)
-                return
-            except httptools.HttpParserUpgrade as upgrade:
-                # A server may go on in HTTP/1.1 (RFC 9110 §7.8); clients that would rather speak h2c count on
-                # it. The parser takes what follows for another protocol: it is told the head again without.
-                data = self._head_without_upgrade() + data[upgrade.args[0] :]
-                self._parser = httptools.HttpRequestParser(self)
-            except httptools.HttpParserError as error:
-                # An exception of a callback, such as a limit, arrives wrapped.
-                cause = error.__context__
-                if isinstance(cause, _RefusedError):
-                    self._refuse(cause.status, str(cause))
-                else:
-                    self._refuse(400, "this is not a valid HTTP/1.1 request")
-                return
+        if self._deaf:
+            return
+        try:
+            self._feed(data)
+        except RefusedError as refused:
+            self._refuse(refused.status, str(refused))
 
     def pause_writing(self) -> None:
         self._paused = True
@@ -154,106 +103,22 @@ class ServerConnection(asyncio.Protocol):
             if active.stream is not None:
                 active.stream.resume()
 
-    # -- httptools
+    # -- requests that come in
 
-    def on_message_begin(self) -> None:
-        self._coming = Exchange(self)
-        self._target = self._body = b""
-        self._size = self._header_bytes = 0
-        self._headed = self._met = self._discard = False
-        self.since_s = time.monotonic()
-
-    def on_url(self, url: bytes) -> None:
-        self._target += url
-        if len(self._target) > self._limits.header_bytes:
-            raise _RefusedError(414, "the request target is too long")
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        self._header_bytes += len(name) + len(value)
-        if self._header_bytes > self._limits.header_bytes:
-            raise _RefusedError(431, f"the headers are larger than {self._limits.header_bytes} bytes")
-        if self._headed:
-            # A trailer: whoever let the head pass has not seen it.
-            return
-        headers = cast("Exchange", self._coming).headers
-        name = name.lower()
-        if name in headers:
-            if name in _ONCE:
-                raise _RefusedError(400, f"the header {name.decode().title()} is sent more than once")
-            return
-        headers[name] = value
-
-    def on_headers_complete(self) -> None:
-        exchange = cast("Exchange", self._coming)
-        parser = self._parser
-        self._headed = True
-        exchange.method = parser.get_method()
-        exchange.keep_alive = parser.should_keep_alive()
-        exchange.version = version = parser.get_http_version()
-        if parser.should_upgrade():
-            if exchange.method == b"CONNECT":
-                raise _RefusedError(501, "this is no proxy: CONNECT is not offered")
-            return
-        target = self._target
-        if target[:1] != b"/":
-            target = _origin_form(target)
-        exchange.path, _, exchange.query = target.partition(b"?")
-        headers = exchange.headers
-        if version == "1.1":
-            if b"host" not in headers:
-                raise _RefusedError(400, "the header Host is missing")
-        elif version == "1.0":
-            if b"transfer-encoding" in headers:
-                # HTTP/1.0 has no chunks: who else looked at this may see its end elsewhere (RFC 9112 §6.1).
-                exchange.keep_alive = False
-        else:
-            raise _RefusedError(505, "speak HTTP/1.1")
-        length = headers.get(b"content-length")
-        if length is not None and int(length) > self._limits.body_bytes:
-            raise _RefusedError(413, f"the body is larger than {self._limits.body_bytes} bytes")
+    def _head_came(self) -> None:
+        self._met = False
         if self.active is None and not self._ahead and not self._closing:
             self._meet()
 
-    def on_body(self, data: bytes) -> None:
-        self._size += len(data)
-        if self._size > self._limits.body_bytes:
-            raise _RefusedError(413, f"the body is larger than {self._limits.body_bytes} bytes")
-        if self._discard:
-            return
-        if not self._body:
-            self._body = data
-            return
-        # Not a list of pieces: they may be of one byte, each an object.
-        if isinstance(self._body, bytes):
-            self._body = bytearray(self._body)
-        self._body += data
-
-    def on_message_complete(self) -> None:
-        if self._parser.should_upgrade():
-            return
-        exchange, self._coming = cast("Exchange", self._coming), None
+    def _whole_came(self, exchange: Exchange) -> None:
         if self._discard or self._closing:
             return
-        body, self._body = self._body, b""
-        exchange.body = body if isinstance(body, bytes) else bytes(body)
         if self.active is None and not self._ahead:
             self._serve(exchange, met=self._met)
         else:
             self._ahead.append(exchange)
             if len(self._ahead) == _MAX_AHEAD:
                 self._transport.pause_reading()
-
-    def _head_without_upgrade(self) -> bytes:
-        exchange = cast("Exchange", self._coming)
-        kept = [
-            heads.header(name, value)
-            for name, value in exchange.headers.items()
-            if name not in (b"upgrade", b"http2-settings", b"connection")
-        ]
-        if not exchange.keep_alive:
-            kept.append(b"connection: close\r\n")
-        first = b"%b %b HTTP/%b\r\n" % (exchange.method, self._target, exchange.version.encode())
-        return b"%b%b\r\n" % (first, b"".join(kept))
 
     # -- serving
 
@@ -388,18 +253,3 @@ class ServerConnection(asyncio.Protocol):
     def idle(self) -> bool:
         """Nothing is being received or answered."""
         return self._closing or (self.active is None and self._coming is None and not self._ahead)
-
-
-class _RefusedError(Exception):
-    def __init__(self, status: int, message: str) -> None:
-        super().__init__(message)
-        self.status = status
-
-
-def _origin_form(target: bytes) -> bytes:
-    """The path of a target sent as a whole URL, which servers have to take (RFC 9112 §3.2.2)."""
-    scheme, found, rest = target.partition(b"://")
-    if not found or scheme.lower() not in (b"http", b"https"):
-        return target
-    path_at = rest.find(b"/")
-    return rest[path_at:] if path_at >= 0 else b"/"

@@ -7,7 +7,8 @@ import socket
 import time
 from collections.abc import Callable
 
-from mooncake_scheduler.gateway.http1.connection import Handler, ServerConnection, ServerLimits
+from mooncake_scheduler.gateway.http1.connection import Handler, ServerConnection
+from mooncake_scheduler.gateway.http1.reading import ServerLimits
 
 
 class HttpServer:
