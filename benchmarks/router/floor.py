@@ -19,7 +19,7 @@ import uvloop
 from mooncake_core.blocks import block_keys
 from mooncake_core.resp import RespClient
 from mooncake_scheduler.gateway.body import Body, token_ids
-from mooncake_scheduler.gateway.http1.client import Fault, Upstream
+from mooncake_scheduler.gateway.http1 import Fault, Upstream
 from mooncake_scheduler.gateway.http1.exchange import Exchange
 from mooncake_scheduler.gateway.http1.server import HttpServer, ServerLimits
 

@@ -43,6 +43,7 @@ from mooncake_scheduler.gateway.sidecar_probes import SidecarProbes
 from mooncake_scheduler.gateway.tokenizer_parity import TokenizerParity
 from mooncake_scheduler.gateway.tokens import ModelFolder, Tokens
 from mooncake_scheduler.gateway.turns import Turns
+from mooncake_scheduler.gateway.worlds import Worlds
 from mooncake_scheduler.instance_metrics import instance_families
 from mooncake_scheduler.metrics import Exposition, GatewayMetrics
 from mooncake_scheduler.model_config import kv_bytes_per_token
@@ -196,7 +197,7 @@ class Scheduler:
         services = self.services
         roster = services.roster
         await roster.refresh()
-        services.placer.reported.hear(
+        services.placer.worlds.reported.hear(
             roster.reports,
             [member.instance for member in roster.members.values()],
             services.placer.conductor.costs,
@@ -223,7 +224,7 @@ class Scheduler:
         if self.shared is not None:
             # Only a shared registry brings reports that this is compared with.
             loads = self.services.ledger.loads(self.services.clock.now_s())
-            self.services.placer.reported.know(loads, time.monotonic())
+            self.services.placer.worlds.reported.know(loads, time.monotonic())
 
     async def _slow_tick(self) -> None:
         self.server.check_time(time.monotonic())
@@ -285,7 +286,8 @@ def build_scheduler(config: SchedulerConfig) -> Scheduler:
     metrics = GatewayMetrics(config.slo.ttft_s, config.slo.tbt_s)
     decisions = Decisions()
     turns = Turns(conductor.order or QueueOrder(), ledger, roster, clock)
-    placer = Placer(conductor, roster, ledger, clock, config.slo, local_reserve, metrics, turns)
+    worlds = Worlds(conductor, roster, ledger, clock, config.slo)
+    placer = Placer(conductor, roster, clock, worlds, local_reserve, metrics, turns)
     late_binding = None
     if conductor.rebinding is not None:
         late_binding = LateBinding(conductor.rebinding, turns, placer, roster, ledger, clock)

@@ -33,7 +33,7 @@ def instance_views(services: Services) -> list[dict[str, Any]]:
 
 def _engine_view(services: Services, member: Member, load: InstanceLoad) -> dict[str, Any]:
     report = services.roster.reports.get(member.instance.id)
-    foreign = services.placer.reported.foreign.get(member.instance.id)
+    foreign = services.placer.worlds.reported.foreign.get(member.instance.id)
     conditions = []
     if member.tokenizer_mismatch:
         conditions.append({"type": "TokenizerMismatch", "message": member.tokenizer_mismatch})

@@ -168,7 +168,7 @@ class HoldingPlace:
         """For whom there is a place now, as far as this scheduler knows."""
         placer, now_s = self._placer, self._clock.now_s()
         instances = [each for team in placer.roster.teams() for each in team.decode] + self._draining()
-        views = [InstanceView(each, placer.load(each.id, now_s)) for each in instances]
+        views = [InstanceView(each, placer.worlds.load(each.id, now_s)) for each in instances]
         seats = self._line.seats(now_s, views, placer.conductor.costs, self._can_take)
         return {seat.held.ask.id: seat.decode for seat in seats}
 
@@ -193,7 +193,7 @@ class HoldingPlace:
     def _limits(self, slo: Slo, decode: Instance) -> SeatLimits:
         """What the ledger checks: work that it does not know of takes its part."""
         limits = self._placer.conductor.seat_limits(slo, decode)
-        foreign = self._placer.reported.foreign.get(decode.id, NOTHING)
+        foreign = self._placer.worlds.reported.foreign.get(decode.id, NOTHING)
         if foreign is NOTHING:
             return limits
         taken_s = limits.request_s * foreign.batch + limits.token_s * foreign.kv_tokens
@@ -209,7 +209,7 @@ class HoldingPlace:
         member = self._placer.roster.members.get(held.wanted)
         if member is None:
             return RefusalReason.TTFT
-        load = decode_now(self._placer.load(held.wanted, self._clock.now_s()))
+        load = decode_now(self._placer.worlds.load(held.wanted, self._clock.now_s()))
         limits = self._placer.conductor.seat_limits(held.slo, member.instance)
         need_tokens = held.ask.prompt_tokens + held.ask.output_tokens
         return limits.exceeded(load.batch, load.kv_tokens, need_tokens) or RefusalReason.TTFT

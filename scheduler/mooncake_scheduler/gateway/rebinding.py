@@ -151,7 +151,7 @@ class LateBinding:
                 continue
             if instance.id in self._taken or instance.id in self._rests_until_s:
                 continue
-            load = self._placer.full_load(instance.id, now_s)
+            load = self._placer.worlds.full_load(instance.id, now_s)
             if load.has_room(self.ahead_s) and serves(member, wall_s):
                 found.append((instance, load))
         return found
@@ -161,7 +161,7 @@ class LateBinding:
         now_s = self._clock.now_s()
         found = []
         for here, line in self._turns.lines.items():
-            standings = self._rebinding.standings(self._placer.load(here, now_s), now_s)
+            standings = self._rebinding.standings(self._placer.worlds.load(here, now_s), now_s)
             for held in line:
                 binding, standing = held.binding, standings.get(held.waiting)
                 if binding is None or standing is None:
@@ -179,7 +179,7 @@ class LateBinding:
         now_s, costs = self._clock.now_s(), self._placer.conductor.costs
         best: tuple[InLine, Move] | None = None
         for held, binding, standing, _ in islice(_able(there, candidates), MOST_CANDIDATES):
-            view = self._placer.view(there, load, binding.depths)
+            view = self._placer.worlds.view(there, load, binding.depths)
             move = self._rebinding.move(
                 binding.ask, binding.placement, held.waiting, standing, view, costs, now_s
             )

@@ -144,7 +144,7 @@ class Sending:
     def _computes(self, member: Member) -> None:
         """The prompt is sent to be computed; told how it ended by `_computed`, or by `abort`."""
         services, placement = self._services, self._placement
-        foreign = member.instance.id in services.placer.reported.foreign
+        foreign = member.instance.id in services.placer.worlds.reported.foreign
         self._computing = member, services.accounting.prefill_sent(member, placement, foreign=foreign)
 
     def _computed(self) -> tuple[Member, Sent]:

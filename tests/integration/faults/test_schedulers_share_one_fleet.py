@@ -104,7 +104,7 @@ async def spread(
 
 def foreign(one: Gateway) -> set[str]:
     """Instances on which this scheduler sees work that came past the ledger."""
-    return set(one.scheduler.services.placer.reported.foreign)
+    return set(one.scheduler.services.placer.worlds.reported.foreign)
 
 
 FULL = {"running": 40, "waiting": 10, "kv_usage": 0.9}

@@ -107,7 +107,7 @@ async def test_leaving_while_the_reservation_is_taken_releases_it(tmp_path: Path
     async with pair(tmp_path) as (running, prefill, decode):
         ledger = SlowLedger()
         services = running.scheduler.services
-        services.ledger = services.placer.ledger = ledger
+        services.ledger = services.placer.worlds.ledger = ledger
         client = await RawClient.ask(running.port)
         await until(lambda: ledger.reserving == 1)
         client.leave()

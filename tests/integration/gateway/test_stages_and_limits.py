@@ -124,7 +124,7 @@ class SlowLedger(MemoryLedger):
 async def test_placing_that_takes_too_long_ends_in_a_504_and_nothing_stays_reserved(tmp_path: Path) -> None:
     async with pair(tmp_path, place_timeout_s=0.1) as (running, prefill, _):
         services = running.scheduler.services
-        services.ledger = services.placer.ledger = SlowLedger()
+        services.ledger = services.placer.worlds.ledger = SlowLedger()
         answer = await said_soon(running)
         assert answer.status_code == 504
         assert prefill.legs == []
@@ -202,7 +202,7 @@ async def test_a_decode_that_leaves_while_the_kv_is_handed_over_again_is_replace
         for each in decodes:
             each.script = [Act(status=503)]
         services = running.scheduler.services
-        ledger = services.ledger = services.placer.ledger = LeavingLedger(running)
+        ledger = services.ledger = services.placer.worlds.ledger = LeavingLedger(running)
         services.roster.version += 1
         answer = await running.complete()
         assert ledger.left
@@ -234,7 +234,7 @@ async def test_a_place_that_was_lost_says_when_the_queue_will_have_drained(tmp_p
     settings = {"profile": PROFILE, "slo": {"ttft_s": 1.0}, "admission": {"mode": "predictive"}}
     async with pair(tmp_path, **settings) as (running, prefill, _):
         services = running.scheduler.services
-        services.ledger = services.placer.ledger = TakenLedger()
+        services.ledger = services.placer.worlds.ledger = TakenLedger()
         refused = await running.complete()
         assert refused.status_code == 429
         assert refused.json()["error"]["code"] == "ttft"

@@ -516,12 +516,12 @@ async def test_of_two_that_are_placed_anew_at_once_only_as_many_are_promised_as_
         assert sorted(placement.promised_ttft_s < inf for placement, _ in placed) == [False, True]
         for each in fleet:
             await until(lambda each=each: seen_waiting(each) == 2)  # type: ignore[misc]
-        ledger, now_s = placers[0].ledger, placers[0].clock.now_s()
+        ledger, now_s = placers[0].worlds.ledger, placers[0].clock.now_s()
         load = ledger.load("p", now_s)
         first, last = QueueOrder().sequence(load.waiting, now_s + load.handed_over_s)
         assert first.latest_end_s < last.latest_end_s == inf
         for placer, name in zip((placers[0], *placers), ("runs", "anew-0", "anew-1"), strict=True):
-            placer.ledger.release(name, placer.clock.now_s())
+            placer.worlds.ledger.release(name, placer.clock.now_s())
 
 
 @pytest.mark.parametrize("routing", [{"queue_order": "first-come"}, {"policy": "algorithm-1"}])

@@ -25,6 +25,7 @@ from mooncake_scheduler.gateway.flow import Flow
 from mooncake_scheduler.gateway.placement import Placer
 from mooncake_scheduler.gateway.rebinding import MOST_CANDIDATES, REST_S, Binding, LateBinding
 from mooncake_scheduler.gateway.turns import MIRROR_S, InLine, Turns
+from mooncake_scheduler.gateway.worlds import Worlds
 from mooncake_scheduler.policies.kv_centric import KvCentric
 from mooncake_testing.worlds import ROUND_COSTS, Script, ask, decode, prefill, world
 
@@ -56,7 +57,8 @@ class Gateway:
         self.ledger = MemoryLedger()
         self.order = QueueOrder()
         conductor: Any = SimpleNamespace(costs=CostModels(default=ROUND_COSTS), reservation=self._reservation)
-        self.placer = Placer(conductor, roster, self.ledger, self.clock, SloConfig())
+        worlds = Worlds(conductor, roster, self.ledger, self.clock, SloConfig())
+        self.placer = Placer(conductor, roster, self.clock, worlds)
         self.wall_s = time.monotonic()
         self.turns = Turns(self.order, self.ledger, roster, self.clock, lambda: self.wall_s)
         self.late = LateBinding(
@@ -112,10 +114,10 @@ async def test_an_instance_that_is_busy_for_strangers_is_not_one_that_runs_out_o
 ) -> None:
     gateway = Gateway()
     await gateway.wait(3, monkeypatch)
-    gateway.placer.reported.foreign = {"idle": Foreign(5, 30.0, 0, 10_000)}
+    gateway.placer.worlds.reported.foreign = {"idle": Foreign(5, 30.0, 0, 10_000)}
     gateway.late.look(gateway.wall_s)
     assert gateway.offers == []
-    gateway.placer.reported.foreign = {}
+    gateway.placer.worlds.reported.foreign = {}
     gateway.late.look(gateway.wall_s)
     assert [move.placement.prefill for _, move in gateway.offers] == [gateway.idle]
 
@@ -125,7 +127,7 @@ async def test_what_strangers_still_have_to_do_counts_where_somebody_is_moved(
 ) -> None:
     gateway = Gateway()
     await gateway.wait(3, monkeypatch)
-    gateway.placer.reported.foreign = {"idle": Foreign(1, 0.05, 0, 0)}
+    gateway.placer.worlds.reported.foreign = {"idle": Foreign(1, 0.05, 0, 0)}
     gateway.late.look(gateway.wall_s)
     ((held, move),) = gateway.offers
     waited_s = gateway.clock.now_s() - held.waiting.reserved_s
@@ -138,7 +140,7 @@ async def test_an_instance_that_a_prefill_is_just_being_reserved_at_is_not_free(
     gateway = Gateway()
     await gateway.wait(3, monkeypatch)
     now_s = gateway.clock.now_s()
-    with gateway.placer._asking(Reservation("new", "idle", 2.0, "d", 1, now_s, now_s + 1)):
+    with gateway.placer.worlds.asking(Reservation("new", "idle", 2.0, "d", 1, now_s, now_s + 1)):
         gateway.late.look(gateway.wall_s)
     assert gateway.offers == []
 
@@ -163,7 +165,7 @@ async def test_those_who_cannot_be_computed_there_take_nobodys_place_and_cost_no
     gateway = Gateway(idle_domain="b")
     await gateway.wait(3, monkeypatch)
     views: list[object] = []
-    monkeypatch.setattr(gateway.placer, "_view", lambda *seen: views.append(seen))
+    monkeypatch.setattr(gateway.placer.worlds, "_view", lambda *seen: views.append(seen))
     gateway.late.look(gateway.wall_s)
     assert (gateway.offers, gateway.looked_at, views) == ([], 0, [])
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
-from mooncake_scheduler.gateway.http1.client import Fault, FaultKind, Upstream
+from mooncake_scheduler.gateway.http1.client import Fault, FaultKind
+from mooncake_scheduler.gateway.http1.upstream import Upstream
 
 MAX_ANSWER_BYTES = 256 << 20
 
