@@ -12,7 +12,7 @@ from itertools import groupby
 import structlog
 
 from mooncake_operator.control.picture import FINALIZER
-from mooncake_operator.control.problems import NamespaceEndsError
+from mooncake_operator.control.problems import finding_of
 from mooncake_operator.control.schedulers import Schedulers
 from mooncake_operator.control.together import AT_ONCE, together
 from mooncake_operator.kube.applier import MANAGER
@@ -21,6 +21,7 @@ from mooncake_operator.kube.errors import (
     AlreadyExistsError,
     ForbiddenError,
     InvalidError,
+    KubeError,
     NotFoundError,
     PreconditionError,
     UnavailableError,
@@ -57,9 +58,12 @@ from mooncake_operator.planning.manifests.revisions import (
     pod_of,
     revision_name,
 )
-from mooncake_operator.planning.refusals import known_refusal, refusal
+from mooncake_operator.planning.refusals import refusal
 
 _log = structlog.get_logger()
+
+_TOLD = 3
+"""Refusals of one pool that are told of: what refuses one mostly refuses the others too."""
 
 
 class Execution:
@@ -107,8 +111,10 @@ class Execution:
         self._token = token
         self._now = now
         self._limit = asyncio.Semaphore(AT_ONCE)
+        self._held: set[str] = set()
+        """Pools of which no more Pods are to be made by this plan."""
         self.refusals: dict[str, list[Finding]] = {}
-        """By pool: why Pods could not be made."""
+        """By pool, what could not be done and why; under no name what is no pool's of the plan."""
 
     async def carry_out(self, actions: Sequence[Action]) -> None:
         """Do it all.
@@ -122,6 +128,9 @@ class Execution:
         for action in actions:
             lanes[self._pool_of(action)].append(action)
         await together(map(self._in_order, lanes.values()))
+        # Not in the order of the answers: a condition's words are not to change by chance.
+        for pool, findings in self.refusals.items():
+            self.refusals[pool] = sorted(findings, key=lambda finding: finding.message)[:_TOLD]
 
     async def _in_order(self, actions: Sequence[Action]) -> None:
         """The actions of one pool. Those of its instances concern one instance each."""
@@ -139,7 +148,16 @@ class Execution:
     async def _one_by_one(self, actions: Sequence[Action]) -> None:
         for action in actions:
             async with self._limit:
-                await self._one(action)
+                if not await self._is_done(action):
+                    return  # what comes after rests on it
+
+    async def _is_done(self, action: Action) -> bool:
+        try:
+            await self._one(action)
+        except (ForbiddenError, InvalidError, UnavailableError) as error:
+            await self._refused(action, _why(action, error))
+            return False
+        return True
 
     async def _one(self, action: Action) -> None:
         match action:
@@ -198,10 +216,6 @@ class Execution:
             if live["revision"] != action.number:
                 live = await self._renumbered(live, wanted)
             self._revisions[name] = live
-        except ForbiddenError as error:
-            if error.namespace_terminating:
-                raise NamespaceEndsError from error
-            raise
 
     async def _renumbered(self, live: Object, wanted: Object) -> Object:
         """A revision that is the newest again. A patch would rewrite `data`, of which no byte may change."""
@@ -251,7 +265,7 @@ class Execution:
             await self._events.record(owner, action.reason, note, kind="Warning" if failed else "Normal")
 
     async def _create(self, action: CreatePod) -> None:
-        if self.refusals.get(action.pool):
+        if action.pool in self._held:
             return  # the next would be refused for the same reason
         owner = self._owners[action.pool]
         revision = self._revisions.get(revision_name(action.pool, action.revision))
@@ -263,15 +277,6 @@ class Execution:
             await self._client.create(pod, manager=MANAGER)
         except AlreadyExistsError:
             await self._is_ours(action, owner)
-        except (ForbiddenError, InvalidError) as error:
-            if isinstance(error, ForbiddenError) and error.namespace_terminating:
-                raise NamespaceEndsError from error
-            await self._refused(action.pool, owner, refusal(error.status, str(error)))
-        except UnavailableError as error:
-            known = known_refusal(str(error))
-            if known is None:
-                raise
-            await self._refused(action.pool, owner, known)
 
     async def _is_ours(self, action: CreatePod, owner: Object) -> None:
         try:
@@ -280,22 +285,55 @@ class Execution:
             return
         if controller_uid(live) != uid_of(owner):
             message = f"Pod {action.pod} exists and is not this pool's; it is left alone, remove or rename it"
-            await self._refused(action.pool, owner, Finding(reasons.FOREIGN_POD, message))
+            await self._refused(action, Finding(reasons.FOREIGN_POD, message))
 
-    async def _refused(self, pool: str, owner: Object, finding: Finding) -> None:
+    async def _refused(self, action: Action, finding: Finding) -> None:
+        pool = self._pool_of(action)
         self.refusals.setdefault(pool, []).append(finding)
-        await self._events.record(owner, finding.reason, finding.message, kind="Warning", action="CreatePod")
+        if isinstance(action, (CreatePod, RecordRevision, AddFinalizer)):
+            self._held.add(pool)
+        if (owner := self._owners.get(pool)) is not None:
+            verb = type(action).__name__
+            await self._events.record(owner, finding.reason, finding.message, kind="Warning", action=verb)
 
     def _pool_of(self, action: Action) -> str:
         match action:
             case SetGate() | MarkDrain() | Unmark() | DeletePod():
                 instance = _instance_of(action)
                 return next((pool for pool in self._pools if self._is_of(pool, instance)), "")
-        return action.pool
+        return action.pool if action.pool in self._pools else ""
 
     def _is_of(self, pool: str, instance: str) -> bool:
         wanted = self._pools.get(pool)
         return wanted is not None and wanted.ordinal(instance) is not None
+
+
+def _why(action: Action, error: KubeError) -> Finding:
+    """What a user must mend before an action can be carried out.
+
+    Raises:
+        NamespaceEndsError: nothing can be made any more.
+        KubeError: the error itself, when only trying again helps.
+    """
+    match action:
+        case CreatePod():
+            # What refuses Pods names them itself.
+            if isinstance(error, InvalidError):
+                return refusal(error.status, str(error))
+            subject = f"Pod {action.pod}"
+        case DeletePod():
+            subject = f"deleting Pod {action.pod}"
+        case SetGate():
+            subject = f"the readiness gate of Pod {action.pod}"
+        case RecordRevision():
+            subject = f"ControllerRevision {revision_name(action.pool, action.revision)}"
+        case DeleteRevision():
+            subject = f"deleting ControllerRevision {revision_name(action.pool, action.revision)}"
+        case AddFinalizer() | RemoveFinalizer():
+            subject = f"the finalizers of pool {action.pool}"
+        case _:
+            raise error
+    return finding_of(error, subject)
 
 
 def _step(action: Action) -> type:

@@ -15,9 +15,11 @@ from mooncake_core.resp.address import Address
 from mooncake_operator.control.gather import World
 from mooncake_operator.kube.client import Client
 from mooncake_operator.kube.errors import NotFoundError
-from mooncake_operator.kube.resources import SECRET, Object, controller_uid
+from mooncake_operator.kube.resources import SECRET, Object, controller_uid, name_of, uid_of
 from mooncake_operator.planning import Credentials, reasons
 from mooncake_operator.planning.actions import Finding
+from mooncake_operator.planning.manifests.scheduler import TOKEN_KEY
+from mooncake_operator.planning.manifests.sharing import PASSWORD_KEY
 
 _TOKEN_BYTES = 32
 
@@ -43,15 +45,22 @@ def kept_credentials(world: World, cluster: MooncakeCluster, make: Callable[[], 
     Only Secrets that the cluster controls are believed: a foreign one would give its author the cluster.
     """
     name, uid = cluster.metadata.name, cluster.metadata.uid or ""
-
-    def kept(secret: str, key: str) -> str:
-        found = world.find("Secret", secret)
-        value = _value(found, key) if found is not None and controller_uid(found) == uid else ""
-        return value or make()
-
     return Credentials(
-        redis_password=kept(f"{name}-redis", "password"), admin_token=kept(f"{name}-admin", "token")
+        redis_password=_kept(world, uid, f"{name}-redis", PASSWORD_KEY) or make(),
+        admin_token=_kept(world, uid, f"{name}-admin", TOKEN_KEY) or make(),
     )
+
+
+def kept_admin_token(world: World) -> str:
+    """Token of the schedulers' admin port, also where the spec cannot be read; empty = there is none."""
+    if world.cluster is None:
+        return ""
+    return _kept(world, uid_of(world.cluster), f"{name_of(world.cluster)}-admin", TOKEN_KEY)
+
+
+def _kept(world: World, uid: str, secret: str, key: str) -> str:
+    found = world.find("Secret", secret)
+    return _value(found, key) if found is not None and controller_uid(found) == uid else ""
 
 
 async def secret_findings(client: Client, cluster: MooncakeCluster) -> list[Finding]:

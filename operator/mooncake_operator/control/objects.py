@@ -74,13 +74,26 @@ class ObjectKeeper:
         await self._all(desired, self._ensure_pool)
 
     async def prune(self, desired: Iterable[Object]) -> None:
-        """Delete this cluster's objects that are not desired; its own are those whose owner has its uid."""
+        """Delete this cluster's objects that are not desired; its own are those whose owner has its uid.
+
+        A refusal of one does not keep the others.
+
+        Raises:
+            KubeError: as `keep`.
+        """
         wanted = {(obj["kind"], name_of(obj)) for obj in desired}
         present = [obj for obj in (self._world.owned or {}).values() if obj["kind"] in _PRUNED]
         for live in (*present, *self._world.pools):
             if (live["kind"], name_of(live)) not in wanted and not is_terminating(live):
-                await self._applier.remove(live, uid_of(self._cluster))
-                self._wrote(resource_of(live))
+                await self._remove(live)
+
+    async def _remove(self, live: Object) -> None:
+        try:
+            await self._applier.remove(live, uid_of(self._cluster))
+        except KubeError as error:
+            self.outcome.findings.append(finding_of(error, f"deleting {live['kind']} {name_of(live)}"))
+        else:
+            self._wrote(resource_of(live))
 
     async def _all(self, desired: Sequence[Object], ensure: Callable[[Object], Awaitable[Object]]) -> None:
         # In the order of the objects, not of the answers: a condition's words are not to change by chance.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from mooncake_core.api import MooncakeCluster, Pool
 from mooncake_operator.control.reading import read_pool
@@ -11,7 +11,7 @@ from mooncake_operator.control.status import StatusWriter, condition
 from mooncake_operator.kube.resources import Object, controller_uid, is_terminating, name_of, uid_of
 from mooncake_operator.planning import reasons
 from mooncake_operator.planning.actions import Finding
-from mooncake_operator.planning.manifests.plan import inline_pools
+from mooncake_operator.planning.manifests.plan import inline_pools, objection
 
 
 def by_right(pools: Iterable[Object], cluster: Object | None) -> list[Object]:
@@ -53,12 +53,13 @@ class StandalonePools:
 
     async def usable(self, cluster: MooncakeCluster) -> list[Pool]:
         """Those that can be planned with; the others are told why not."""
-        inline = {pool.metadata.name for pool in inline_pools(cluster)}
+        inline = inline_pools(cluster)
+        names = {pool.metadata.name for pool in inline}
         found: list[Pool] = []
         for pool in self._all:
             if is_own(pool, self._cluster) or is_terminating(pool):
                 continue
-            read = self._clash(pool, inline) or read_pool(pool)
+            read = self._clash(pool, names) or _usable(pool, cluster, [*inline, *found])
             if isinstance(read, Finding):
                 await self._refuse(pool, read)
             else:
@@ -88,3 +89,12 @@ class StandalonePools:
             del self.live[name]
         else:
             self.live[name] = written
+
+
+def _usable(pool: Object, cluster: MooncakeCluster, others: Sequence[Pool]) -> Pool | Finding:
+    """The pool, or why the cluster cannot have it: what others wrote keeps nothing else from working."""
+    read = read_pool(pool)
+    if isinstance(read, Finding):
+        return read
+    why = objection(cluster, read, beside=others)
+    return read if why is None else Finding(reasons.INVALID_SPEC, why)

@@ -63,6 +63,16 @@ class _Case:
         )
 
     @property
+    def sufficient(self) -> bool:
+        """Whether what is wanted works; there may be more, on its way out."""
+        wanted = self.pool
+        return (
+            self.routable >= wanted.replicas
+            and self.updated_routable >= wanted.updated_target
+            and len(self.live) - self.updated <= wanted.partition
+        )
+
+    @property
     def trouble(self) -> Finding | None:
         """What somebody must mend before the pool gets on."""
         return next(
@@ -119,7 +129,7 @@ def _available(case: _Case) -> Verdict:
     counts = f"{case.routable} of {wanted.replicas} instances are routable"
     if case.pool.deleted_s is not None:
         return Verdict("Available", False, reasons.DELETING, counts)
-    if case.complete:
+    if case.sufficient:
         return Verdict("Available", True, reasons.AVAILABLE, counts)
     if case.trouble is not None:
         return Verdict("Available", False, case.trouble.reason, f"{counts}; {case.trouble.message}")

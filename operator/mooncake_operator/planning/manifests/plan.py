@@ -182,21 +182,29 @@ def plan_of(
     Raises:
         ValueError: a pool belongs to another cluster or contradicts the cluster; names it and the remedy.
     """
-    foreign = [pool.metadata.name for pool in pools if pool.spec.cluster_ref.name != cluster.metadata.name]
-    if foreign:
-        raise ValueError(f"pool {foreign[0]}: its clusterRef does not name cluster {cluster.metadata.name}")
-    every = [*inline_pools(cluster), *pools]
+    every: list[Pool] = []
+    for pool in (*inline_pools(cluster), *pools):
+        if (why := objection(cluster, pool, beside=every)) is not None:
+            raise ValueError(f"pool {pool.metadata.name}: {why}")
+        every.append(pool)
     engines = tuple(_engine_pools(every))
     stores = [
         StorePlan(pool.metadata.name, pool.spec) for pool in every if isinstance(pool, MooncakeKVCachePool)
     ]
-    if len(stores) > 1:
-        raise ValueError(
-            f"pool {stores[1].name}: more than one store in a cluster is not yet supported; remove it"
-        )
-    if stores and stores[0].spec.ssd is not None and cluster.spec.engine.type != "Simulated":
-        raise ValueError(f"pool {stores[0].name}: ssd is not yet supported with real engines; remove it")
     return Plan(cluster, names, engines, stores[0] if stores else None, images, credentials, present)
+
+
+def objection(cluster: MooncakeCluster, pool: Pool, *, beside: Sequence[Pool]) -> str | None:
+    """Why a pool cannot be one of a cluster's, beside those that already are; None = it can."""
+    if pool.spec.cluster_ref.name != cluster.metadata.name:
+        return f"its clusterRef does not name cluster {cluster.metadata.name}"
+    if not isinstance(pool, MooncakeKVCachePool):
+        return None
+    if any(isinstance(other, MooncakeKVCachePool) for other in beside):
+        return "more than one store in a cluster is not yet supported; remove it"
+    if pool.spec.ssd is not None and cluster.spec.engine.type != "Simulated":
+        return "ssd is not yet supported with real engines; remove it"
+    return None
 
 
 def inline_pools(cluster: MooncakeCluster) -> list[Pool]:

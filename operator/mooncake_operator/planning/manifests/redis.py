@@ -6,6 +6,7 @@ from mooncake_operator.planning.manifests.objects import (
     REDIS_DIR,
     UNPRIVILEGED,
     Object,
+    digest,
     env,
     labels,
     mount,
@@ -19,6 +20,8 @@ from mooncake_operator.planning.manifests.pods import a_pod, revision_of
 from mooncake_operator.planning.manifests.sharing import PASSWORD_KEY
 from mooncake_operator.planning.names import Port
 
+PASSWORD_HASH = "mooncake.io/password-hash"
+"""Annotation of the managed Redis' Pod: of which password it knows."""
 _CONFIG_KEY = "redis.conf"
 _SETTINGS = (
     'save ""',
@@ -81,7 +84,10 @@ def redis_pod(plan: Plan, name: str) -> Object:
     }
     volumes = [{"name": "redis", "secret": {"secretName": plan.redis_name}}]
     own = labels(plan, "redis", role="redis", instance=name)
-    return a_pod(plan, name, own, [container], volumes, subdomain=plan.redis_name)
+    pod = a_pod(plan, name, own, [container], volumes, subdomain=plan.redis_name)
+    # Redis reads it when it starts, all others when they connect: a Secret made anew must make a Redis anew.
+    pod["metadata"]["annotations"] = {PASSWORD_HASH: digest(plan.credentials.redis_password)}
+    return pod
 
 
 def _service(plan: Plan, pod: str) -> Object:
