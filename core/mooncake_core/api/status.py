@@ -15,6 +15,9 @@ Timestamp = Annotated[str, StringConstraints(max_length=64), Field(json_schema_e
 Count = Annotated[int, Field(ge=0)]
 
 MAX_INSTANCES_LISTED = 100
+MAX_RECREATIONS = 2000
+"""As many instances as a pool can have, its surge included: one that is left out is never made again."""
+MAX_POOLS_LISTED = 64
 
 
 class Condition(ApiModel):
@@ -86,7 +89,7 @@ class PoolStatus(ApiModel):
     recreations: (
         Annotated[
             list[Recreation],
-            Field(max_length=MAX_INSTANCES_LISTED, json_schema_extra={"x-map-keys": ["instance"]}),
+            Field(max_length=MAX_RECREATIONS, json_schema_extra={"x-map-keys": ["instance"]}),
         ]
         | None
     ) = None
@@ -133,13 +136,16 @@ class ClusterStatus(ApiModel):
     measured_time: Timestamp | None = None
     """When ttft and tbt were last found to be different."""
     pools: (
-        Annotated[list[PoolSummary], Field(max_length=64, json_schema_extra={"x-map-keys": ["kind", "name"]})]
+        Annotated[
+            list[PoolSummary],
+            Field(max_length=MAX_POOLS_LISTED, json_schema_extra={"x-map-keys": ["kind", "name"]}),
+        ]
         | None
     ) = None
     recreations: (
         Annotated[
             list[Recreation],
-            Field(max_length=MAX_INSTANCES_LISTED, json_schema_extra={"x-map-keys": ["instance"]}),
+            Field(max_length=MAX_RECREATIONS, json_schema_extra={"x-map-keys": ["instance"]}),
         ]
         | None
     ) = None

@@ -1,7 +1,8 @@
-{{/* Name of all objects of a release. */}}
+{{/* Name of all objects of a release, whose own may have dots: a Service's may not, and has 63 characters at most. */}}
 {{- define "mooncake.name" -}}
-{{- if contains "mooncake" .Release.Name }}{{ .Release.Name | trunc 50 | trimSuffix "-" }}
-{{- else }}{{ printf "%s-mooncake" .Release.Name | trunc 50 | trimSuffix "-" }}
+{{- $release := .Release.Name | replace "." "-" }}
+{{- if contains "mooncake" $release }}{{ $release | trunc 46 | trimSuffix "-" }}
+{{- else }}{{ printf "%s-mooncake" $release | trunc 46 | trimSuffix "-" }}
 {{- end }}
 {{- end }}
 
@@ -40,7 +41,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 - name: MOONCAKE_OPERATOR_REDIS_IMAGE
   value: {{ .Values.images.redis | quote }}
 - name: MOONCAKE_OPERATOR_REDIS_USER
-  value: {{ if eq (toString .Values.images.redisUser) "" }}""{{ else }}{{ int64 .Values.images.redisUser | quote }}{{ end }}
+  value: {{ with .Values.images.redisUser }}{{ int64 . | quote }}{{ else }}""{{ end }}
 - name: MOONCAKE_OPERATOR_LEASE_NAME
   value: {{ include "mooncake.operatorName" . }}
 - name: MOONCAKE_OPERATOR_LEASE_NAMESPACE

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mooncake_core.api.cluster import MooncakeClusterSpec
+from mooncake_core.api.status import MAX_POOLS_LISTED
 from mooncake_core.registry import Role
 from mooncake_operator.control.asking import Answers
 from mooncake_operator.control.picture import Picture
@@ -240,4 +241,4 @@ def _summaries(picture: Picture, outcomes: Iterable[PoolOutcome]) -> list[Object
             routable = sum(i.routable for i in outcome.instances)
             summary = {"replicas": outcome.pool.replicas, "routableReplicas": routable}
             found.append({"kind": owner["kind"], "name": name_of(owner), **summary})
-    return sorted(found, key=lambda item: (str(item["kind"]), str(item["name"])))
+    return sorted(found, key=lambda item: (str(item["kind"]), str(item["name"])))[:MAX_POOLS_LISTED]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -14,6 +15,8 @@ from mooncake_operator.planning.observed import Observed, Recreation
 from mooncake_operator.planning.plan import PoolOutcome
 
 _LONGEST_MESSAGE = 1024
+_ALL_MESSAGES = 65_536
+"""Of all that failed lately together: many fail alike, and an object has room for little more than a MiB."""
 
 
 def pool_status(outcome: PoolOutcome, observed: Observed) -> dict[str, Any]:
@@ -39,7 +42,7 @@ def pool_status(outcome: PoolOutcome, observed: Observed) -> dict[str, Any]:
         "updateStartedTime": timestamp(history.update_started_s),
         "selector": f"{POOL_KEY}={pool.name},{RANK_LABEL}=0",
         "instances": [_instance(i) for i in instances[:MAX_INSTANCES_LISTED]],
-        "recreations": [_recreation(record) for record in history.recreations[:MAX_INSTANCES_LISTED]],
+        "recreations": _recreations(history.recreations),
         "lastFailures": [_failure(record) for record in history.last_failures],
     }
 
@@ -55,17 +58,22 @@ def _instance(instance: Instance) -> dict[str, str]:
     return shown | {"node": leader.node} if leader is not None and leader.node else shown
 
 
-def _failure(record: Recreation) -> dict[str, Any]:
+def _failure(record: Recreation, longest: int = _LONGEST_MESSAGE) -> dict[str, Any]:
     shown = {
         "instance": record.instance,
         "life": record.life,
         "reason": record.reason or "Unknown",
-        "message": record.message[:_LONGEST_MESSAGE],
+        "message": record.message[:longest],
         "time": timestamp(record.at_s),
     }
     return {field: value for field, value in shown.items() if value}
 
 
-def _recreation(record: Recreation) -> dict[str, Any]:
-    kept = _failure(record) | {"failures": record.failures, "revision": record.revision}
+def _recreations(records: Sequence[Recreation]) -> list[dict[str, Any]]:
+    longest = min(_LONGEST_MESSAGE, _ALL_MESSAGES // max(len(records), 1))
+    return [_recreation(record, longest) for record in records]
+
+
+def _recreation(record: Recreation, longest: int) -> dict[str, Any]:
+    kept = _failure(record, longest) | {"failures": record.failures, "revision": record.revision}
     return kept | {"pairing": record.pairing} if record.pairing else kept

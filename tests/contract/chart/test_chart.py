@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -78,10 +79,6 @@ def test_values_reach_the_operator() -> None:
     assert (read.namespaces, read.scan) == (("a", "b"), False)
 
 
-def test_the_platform_may_choose_whom_redis_runs_as() -> None:
-    assert settings(installed({"images": {"redisUser": ""}})).images.redis_user is None
-
-
 def test_network_policies_of_clusters_let_the_operator_in() -> None:
     labels = one(installed(), "Deployment")["spec"]["template"]["metadata"]["labels"]
     assert OPERATOR.items() <= labels.items()
@@ -144,6 +141,21 @@ def test_a_second_release_has_names_of_its_own() -> None:
     assert settings(installed(release="other")).lease_name == "other-mooncake-operator"
 
 
+@pytest.mark.parametrize("release", ["a.team", "a-release-whose-name-is-as-long-as-helm-takes-them-so"])
+def test_names_are_what_the_api_server_takes_whatever_the_release_is_called(release: str) -> None:
+    for obj in render(release=release):
+        name = obj["metadata"]["name"]
+        assert re.fullmatch(r"[a-z]([-a-z0-9]*[a-z0-9])?", name)
+        # The names of roles and the like may be longer.
+        assert len(name) <= 63 or obj["kind"] not in ("Service", "Deployment", "Job", "ServiceAccount")
+
+
+@pytest.mark.parametrize("user", ["", None])
+def test_who_runs_redis_can_be_left_to_the_platform(user: str | None) -> None:
+    assert settings(installed({"images": {"redisUser": user}})).images.redis_user is None
+    assert settings(installed()).images.redis_user == 65532
+
+
 def test_an_account_of_the_users_own_is_bound_and_not_made() -> None:
     objects = installed({"serviceAccount": {"create": False, "name": "theirs"}})
     assert not [obj for obj in objects if obj["kind"] == "ServiceAccount"]
@@ -160,6 +172,11 @@ def test_an_account_of_the_users_own_is_bound_and_not_made() -> None:
         ({"operator": {"watchNamespaces": ["Not_a_name"]}}, "/operator/watchNamespaces/0"),
         ({"operators": {}}, "operators"),
         ({"serviceAccount": {"create": False}}, "serviceAccount.name"),
+        # How Helm's users take a default away: where there must be something, it is not rendered as nothing.
+        ({"images": {"redis": None}}, "redis"),
+        ({"operator": {"workers": None}}, "workers"),
+        ({"operator": {"image": None}}, "image"),
+        ({"imagePullSecrets": [{}]}, "name"),
     ],
 )
 def test_a_wrong_value_is_named(values: dict[str, Any], named: str) -> None:

@@ -661,5 +661,74 @@ async def test_a_spec_that_can_no_longer_be_used_is_told_and_what_runs_goes_on(w
     cluster = await world.get("MooncakeCluster", "q")
     assert cluster is not None
     assert cluster["status"]["prefill"] == "2/2"
+    # The schedulers are asked with their token all the same: or they would be said to be out of reach.
+    known = set(world.scheduler.tokens)
+    world.scheduler.tokens.clear()
+    await world.step()
+    assert world.scheduler.tokens == known
     await world.apply()
     await turns(world, "Ready", "True")
+
+
+async def test_a_redis_whose_password_was_made_anew_is_made_anew(world: PlayedWorld) -> None:
+    """Schedulers and sidecars read the Secret when they connect, Redis when it starts."""
+
+    def own_redis(spec: Any) -> None:
+        spec["scheduler"]["redis"] = {"managed": {}}
+
+    await world.bring_up(own_redis)
+    (before,) = (await world.uids("redis")).values()
+    secret = await world.get("Secret", "q-redis")
+    assert secret is not None
+    await world.client.delete(SECRET, world.namespace, "q-redis", uid=uid_of(secret))
+
+    async def is_another() -> bool:
+        made = await world.get("Secret", "q-redis")
+        return (
+            made is not None
+            and made["data"]["password"] != secret["data"]["password"]
+            and before not in (await world.uids("redis")).values()
+            and await world.is_ready()
+        )
+
+    await world.until(is_another, "Redis knows the new password", 20)
+    (after,) = (await world.uids("redis")).values()
+    for _ in range(3):
+        await world.step()
+    assert list((await world.uids("redis")).values()) == [after]
+
+
+async def test_a_second_store_is_refused_and_takes_nothing_from_the_cluster(world: PlayedWorld) -> None:
+    await world.bring_up()
+    store = {
+        "apiVersion": "mooncake.io/v1alpha1",
+        "kind": "MooncakeKVCachePool",
+        "metadata": {"name": "another", "namespace": world.namespace},
+        "spec": {"clusterRef": {"name": "q"}, "replicas": 1, "segmentSize": "1Gi"},
+    }
+    await world.client.apply(store, manager="kubectl", force=True)
+    await world.step()
+    ready = await world.condition("Ready")
+    assert (ready["status"], ready["reason"]) == ("False", "InvalidSpec")
+    assert ready["message"].startswith("MooncakeKVCachePool another: more than one store")
+    refused = await world.condition("Available", "MooncakeKVCachePool", "another")
+    assert (refused["status"], refused["reason"]) == ("False", "InvalidSpec")
+    # Everything else goes on.
+    await world.scale(3)
+
+    async def has_grown() -> bool:
+        return len(await world.routable("decode")) == 3
+
+    await world.until(has_grown, "the pool has grown", 20)
+
+
+async def test_scaling_down_is_no_news_of_anything_bad(world: PlayedWorld) -> None:
+    await world.bring_up()
+    for in_flight in (1, 0):
+        world.scheduler.instances["q-decode-d-1"]["in_flight"] = in_flight
+        await world.scale(1)
+        await world.step()
+        assert (await world.condition("Available", "MooncakeDecodePool", "q-decode"))["status"] == "True"
+        assert await world.is_ready()
+    events = await world.client.list_all(EVENT, world.namespace)
+    assert not [event for event in events if event["type"] == "Warning"]

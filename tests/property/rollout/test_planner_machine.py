@@ -60,6 +60,7 @@ class Planner(RuleBasedStateMachine):
         self.edits = count(1)
         self.serial = count()
         self.meddled = set()
+        self.protected = set()
         self.spare = spare
         self.size = size
         # Where no instance may come first, a floor as high as the pool would let nothing be replaced, ever.
@@ -231,6 +232,15 @@ class Planner(RuleBasedStateMachine):
         self.put(pod.uid, trouble=Trouble("Unschedulable", "0/3 nodes are available", since_s))
 
     @rule(data=st.data())
+    def a_policy_forbids_to_delete_a_pod(self, data):
+        self.protected.add(self.pick(data, lambda p: p.deleted_s is None).uid)
+
+    @precondition(lambda self: self.protected)
+    @rule()
+    def the_policy_is_lifted(self):
+        self.protected.clear()
+
+    @rule(data=st.data())
     def terminating_pod_is_gone(self, data):
         pod = self.pick(data, lambda p: p.deleted_s is not None)
         self.observed = replace(self.observed, pods=tuple(p for p in self.observed.pods if p.uid != pod.uid))
@@ -295,6 +305,7 @@ class Planner(RuleBasedStateMachine):
         """One that was frozen, say; uids and names keep it from what is no longer what it saw."""
         cluster, made = self.old
         made = replace(made, outcomes={}, actions=made.actions[:survives])
+        made = replace(made, actions=self.allowed(made))
         self.observed = carry_out(cluster, self.observed, made)
 
     # What the world does, in between.
@@ -318,6 +329,11 @@ class Planner(RuleBasedStateMachine):
     @rule(seconds=st.sampled_from([1, 29, 31, 121, 700]))
     def time_passes(self, seconds):
         self.observed = replace(self.observed, now_s=self.observed.now_s + seconds)
+
+    @rule(seconds=st.sampled_from([2, 40, 700]))
+    def the_clock_is_put_back(self, seconds):
+        """Or another operator takes over, whose clock is behind."""
+        self.observed = replace(self.observed, now_s=self.observed.now_s - seconds)
 
     # What the operator does.
 
@@ -347,7 +363,18 @@ class Planner(RuleBasedStateMachine):
             made = replace(made, actions=[a for name, n in survives.items() for a in lanes[name][:n]])
         elif survives is not None:
             made = replace(made, actions=made.actions[:survives])
-        self.observed = carry_out(self.cluster, self.observed, made)
+        self.observed = carry_out(self.cluster, self.observed, replace(made, actions=self.allowed(made)))
+
+    def allowed(self, made):
+        """What the API server takes; after a refusal nothing more is done to that instance."""
+        stopped, done = set(), []
+        for action in made.actions:
+            instance = getattr(action, "instance", None) or getattr(action, "pod", None)
+            if isinstance(action, DeletePod) and action.uid in self.protected:
+                stopped.add(instance)
+            if isinstance(action, CreatePod) or instance not in stopped:
+                done.append(action)
+        return done
 
     def pool_of(self, action):
         """Pools are carried out side by side, each in its order."""
@@ -584,6 +611,7 @@ class Planner(RuleBasedStateMachine):
             return
         for pool in self.cluster.pools:
             self.change(pool.name, paused=False)
+        self.protected.clear()
         undrained = {
             name: replace(r, state=InstanceState.READY, in_flight=0)
             for name, r in (self.observed.registry or {}).items()

@@ -2,8 +2,10 @@
 
 from dataclasses import replace
 
+import msgspec
 import pytest
 
+from mooncake_core.api.status import MAX_INSTANCES_LISTED
 from mooncake_core.registry import InstanceState, Role
 from mooncake_operator.planning import reasons
 from mooncake_operator.planning.actions import (
@@ -20,7 +22,9 @@ from mooncake_operator.planning.instances import LOST_AFTER_S, Phase, assemble
 from mooncake_operator.planning.observed import Observed, ObservedPod, Registration, Trouble
 from mooncake_operator.planning.plan import plan
 from mooncake_operator.planning.preview import carry_out, settle
+from mooncake_operator.planning.reading import pool_history
 from mooncake_operator.planning.recreation import delay_s
+from mooncake_operator.planning.statuses import pool_status
 
 DRAIN_S = 600
 
@@ -391,3 +395,18 @@ def test_registration_alone_opens_the_gate_and_only_when_containers_are_ready():
     assert of(plan(cluster, silent), SetGate) == []
     both = replace(silent, registry=early.registry)
     assert [a.status for a in of(plan(cluster, both), SetGate)] == [True]
+
+
+def test_more_instances_than_a_status_lists_fail_at_once_and_are_all_made_again():
+    cluster, observed = at_rest(pool(replicas=2 * MAX_INSTANCES_LISTED))
+    why = Trouble("Error", "x" * 1024)
+    failed = tuple(replace(p, phase="Failed", containers_ready=False, ending=why) for p in observed.pods)
+    observed = replace(observed, pods=failed, registry={})
+    made = plan(cluster, observed)
+    status = pool_status(made.outcomes["p"], observed)
+    assert len(msgspec.json.encode(status)) < 256 * 1024
+    # What the status does not hold is forgotten.
+    after = replace(carry_out(cluster, observed, made), histories={"p": pool_history(status)})
+    again = plan(cluster, after)
+    assert len(of(again, DeletePod)) == 2 * MAX_INSTANCES_LISTED
+    assert again.look_again_s > after.now_s
