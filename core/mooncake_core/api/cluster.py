@@ -30,6 +30,8 @@ KVCachePoolEntries = Annotated[
 
 RESERVED_ENTRY_NAMES = ("admin", "redis", "scheduler")
 """`<cluster>-<name>` belongs to the cluster's own objects."""
+MASTER_SUFFIX = "-master"
+"""`<store>-master` belongs to the store's masters."""
 
 
 class MooncakeClusterSpec(ApiModel):
@@ -95,6 +97,14 @@ class MooncakeClusterSpec(ApiModel):
         ),
         *(
             server_rule(
+                f"!self.kvCachePools.exists(k, self.{field}.exists(p, p.name == k.name + '{MASTER_SUFFIX}'))",
+                f"the name of a kvCachePool with {MASTER_SUFFIX} is its masters'; choose another name",
+                at=field,
+            )
+            for field in ("prefillPools", "decodePools")
+        ),
+        *(
+            server_rule(
                 f"!self.{field}.exists(p, p.name in [{', '.join(map(repr, RESERVED_ENTRY_NAMES))}])",
                 f"the names {', '.join(RESERVED_ENTRY_NAMES)} are taken by the cluster; choose another name",
                 at=field,
@@ -126,6 +136,7 @@ class MooncakeClusterSpec(ApiModel):
 
     def problems(self) -> Iterator[Problem]:
         seen: dict[str, str] = {}
+        masters = {f"{store.name}{MASTER_SUFFIX}" for store in self.kv_cache_pools}
         for at, pool in self.entries():
             if pool.name in seen:
                 message = f"{pool.name} is also the name of {seen[pool.name]}; give each pool its own"
@@ -135,6 +146,8 @@ class MooncakeClusterSpec(ApiModel):
                 yield Problem(
                     f"{at}.name", f"{pool.name} is taken by the cluster itself; choose another name"
                 )
+            if pool.name in masters:
+                yield Problem(f"{at}.name", f"{pool.name} is taken by a store's masters; choose another name")
 
 
 class MooncakeCluster(ApiModel):

@@ -96,5 +96,4 @@ def _usable(pool: Object, cluster: MooncakeCluster, others: Sequence[Pool]) -> P
     read = read_pool(pool)
     if isinstance(read, Finding):
         return read
-    why = objection(cluster, read, beside=others)
-    return read if why is None else Finding(reasons.INVALID_SPEC, why)
+    return objection(cluster, read, beside=others) or read

@@ -93,7 +93,7 @@ def _store(plan: Plan, store: StorePlan, identity: Identity) -> list[DesiredPool
     """Masters and nodes. Down first: a segment that moves in before another moves out holds nothing yet."""
     master_revision, node_revision = store_revisions(plan, store)
     masters = DesiredPool(
-        name=f"{store.name}-master",
+        name=store.master_service,
         uid=identity.uid,
         role=Role.STORE,
         replicas=store.spec.master.replicas,
@@ -101,7 +101,7 @@ def _store(plan: Plan, store: StorePlan, identity: Identity) -> list[DesiredPool
         max_surge=0,
         deleted_s=identity.deleted_s,
         generation=identity.generation,
-        stem=f"{store.name}-master",
+        stem=store.master_service,
     )
     nodes = DesiredPool(
         name=store.name,

@@ -549,6 +549,27 @@ async def test_two_pools_of_one_name_are_told_apart_by_age_and_the_younger_must_
     await turns(world, "Ready", "True")
 
 
+async def test_a_pool_with_a_name_of_the_clusters_own_objects_is_refused_and_leaves_them_alone(
+    world: PlayedWorld,
+) -> None:
+    """Its Redis and its masters are planned, its budgets and Services named, like pools."""
+
+    def own_redis(spec: Any) -> None:
+        spec["scheduler"]["redis"] = {"managed": {}}
+
+    await world.bring_up(own_redis)
+    pods = await world.nodes.pods()
+    for name in ("q-redis", "q-kv-master", "q-scheduler"):
+        await world.client.create(pool_object(world, DECODE_POOL.kind, name), manager="test")
+    await turns(world, "Ready", "False")
+    for name in ("q-redis", "q-kv-master", "q-scheduler"):
+        taken = await world.condition("Available", DECODE_POOL.kind, name)
+        assert (taken["status"], taken["reason"]) == ("False", "PoolNameTaken")
+        assert "rename it" in taken["message"]
+    assert (await world.nodes.pods()).keys() == pods.keys()
+    await is_quiet(world)
+
+
 async def test_two_standalone_pools_of_one_name_leave_the_older_in_peace(world: PlayedWorld) -> None:
     await world.bring_up()
     await world.client.create(pool_object(world, DECODE_POOL.kind, "extra"), manager="test")

@@ -196,6 +196,9 @@ def _rules() -> Iterator[Wrong]:
     yield Wrong("a name twice", twice, "spec", "give each pool its own", "names must be unique over")
     reserved = decode(name="scheduler")
     yield Wrong("a reserved name", reserved, "spec.decodePools", "choose another name")
+    masters = store()
+    masters["spec"]["decodePools"] = [{"name": "kv-master"}]
+    yield Wrong("a store's masters' name", masters, "spec.decodePools", "choose another name")
     long = decode(name="d" * 36)
     yield Wrong("long names together", long, "spec.decodePools", "shorten one of the two")
     group = cluster(engine={"type": "Simulated", "args": ["--nnodes", "2"]})

@@ -16,8 +16,11 @@ from mooncake_core.api import (
     Pool,
 )
 from mooncake_core.api.base import ApiModel
+from mooncake_core.api.cluster import MASTER_SUFFIX, RESERVED_ENTRY_NAMES
 from mooncake_core.api.metadata import ClusterReference, ObjectMeta
 from mooncake_core.registry import EngineKind, Role
+from mooncake_operator.planning import reasons
+from mooncake_operator.planning.actions import Finding
 from mooncake_operator.planning.names import Names, TemplateNames, member_pod
 
 
@@ -82,11 +85,11 @@ class StorePlan:
     @property
     def master_service(self) -> str:
         """Service in front of the master."""
-        return f"{self.name}-master"
+        return f"{self.name}{MASTER_SUFFIX}"
 
     def masters(self) -> list[str]:
         """Names of the masters' Pods."""
-        return [f"{self.name}-master-{ordinal}" for ordinal in range(self.spec.master.replicas)]
+        return [f"{self.master_service}-{ordinal}" for ordinal in range(self.spec.master.replicas)]
 
     def nodes(self) -> list[str]:
         """Names of the Pods that hold segments."""
@@ -185,7 +188,7 @@ def plan_of(
     every: list[Pool] = []
     for pool in (*inline_pools(cluster), *pools):
         if (why := objection(cluster, pool, beside=every)) is not None:
-            raise ValueError(f"pool {pool.metadata.name}: {why}")
+            raise ValueError(f"pool {pool.metadata.name}: {why.message}")
         every.append(pool)
     engines = tuple(_engine_pools(every))
     stores = [
@@ -194,16 +197,26 @@ def plan_of(
     return Plan(cluster, names, engines, stores[0] if stores else None, images, credentials, present)
 
 
-def objection(cluster: MooncakeCluster, pool: Pool, *, beside: Sequence[Pool]) -> str | None:
+def objection(cluster: MooncakeCluster, pool: Pool, *, beside: Sequence[Pool]) -> Finding | None:
     """Why a pool cannot be one of a cluster's, beside those that already are; None = it can."""
+    name = pool.metadata.name
     if pool.spec.cluster_ref.name != cluster.metadata.name:
-        return f"its clusterRef does not name cluster {cluster.metadata.name}"
+        why = f"its clusterRef does not name cluster {cluster.metadata.name}"
+        return Finding(reasons.INVALID_SPEC, why)
+    stores = [other.metadata.name for other in beside if isinstance(other, MooncakeKVCachePool)]
+    taken = {f"{cluster.metadata.name}-{word}" for word in RESERVED_ENTRY_NAMES}
+    if name in taken | {f"{store}{MASTER_SUFFIX}" for store in stores}:
+        return Finding(reasons.POOL_NAME_TAKEN, f"{name} is the name of the cluster's own objects; rename it")
     if not isinstance(pool, MooncakeKVCachePool):
         return None
-    if any(isinstance(other, MooncakeKVCachePool) for other in beside):
-        return "more than one store in a cluster is not yet supported; remove it"
+    if f"{name}{MASTER_SUFFIX}" in {other.metadata.name for other in beside}:
+        why = f"pool {name}{MASTER_SUFFIX} has the name that its masters would have; rename one of them"
+        return Finding(reasons.POOL_NAME_TAKEN, why)
+    if stores:
+        why = "more than one store in a cluster is not yet supported; remove it"
+        return Finding(reasons.INVALID_SPEC, why)
     if pool.spec.ssd is not None and cluster.spec.engine.type != "Simulated":
-        return "ssd is not yet supported with real engines; remove it"
+        return Finding(reasons.INVALID_SPEC, "ssd is not yet supported with real engines; remove it")
     return None
 
 
