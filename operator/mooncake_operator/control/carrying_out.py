@@ -11,6 +11,7 @@ from itertools import groupby
 
 import structlog
 
+from mooncake_operator.control.gather import CLUSTER_LABEL
 from mooncake_operator.control.picture import FINALIZER
 from mooncake_operator.control.problems import finding_of
 from mooncake_operator.control.schedulers import Schedulers
@@ -276,16 +277,22 @@ class Execution:
         try:
             await self._client.create(pod, manager=MANAGER)
         except AlreadyExistsError:
-            await self._is_ours(action, owner)
+            await self._look_who_has_the_name(action, pod)
 
-    async def _is_ours(self, action: CreatePod, owner: Object) -> None:
+    async def _look_who_has_the_name(self, action: CreatePod, wanted: Object) -> None:
         try:
             live = await self._client.get(POD, self._namespace, action.pod)
         except NotFoundError:
             return
-        if controller_uid(live) != uid_of(owner):
+        cluster = wanted["metadata"]["labels"][CLUSTER_LABEL]
+        if controller_uid(live) != controller_uid(wanted):
             message = f"Pod {action.pod} exists and is not this pool's; it is left alone, remove or rename it"
             await self._refused(action, Finding(reasons.FOREIGN_POD, message))
+        elif (live["metadata"].get("labels") or {}).get(CLUSTER_LABEL) != cluster:
+            # By that label Pods are listed: it will not be seen, and its name is not free.
+            message = f"Pod {action.pod} is this pool's and lacks the label {CLUSTER_LABEL}={cluster}"
+            finding = Finding(reasons.NAME_TAKEN, f"{message}; put it back, or delete the Pod")
+            await self._refused(action, finding)
 
     async def _refused(self, action: Action, finding: Finding) -> None:
         pool = self._pool_of(action)

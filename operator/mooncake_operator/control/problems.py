@@ -32,7 +32,7 @@ def finding_of(error: Exception, subject: str) -> Finding:
     """
     match error:
         case NameTakenError():
-            return Finding(reasons.NAME_TAKEN, f"{error}; delete or rename it")
+            return Finding(reasons.NAME_TAKEN, str(error))
         case FieldConflictError():
             who = ", ".join(sorted({conflict.manager for conflict in error.conflicts}))
             return Finding(

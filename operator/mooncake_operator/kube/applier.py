@@ -11,7 +11,14 @@ import msgspec
 
 from mooncake_operator.kube.client import Client
 from mooncake_operator.kube.errors import NotFoundError, PreconditionError
-from mooncake_operator.kube.resources import Object, controller_uid, name_of, resource_of, uid_of
+from mooncake_operator.kube.resources import (
+    Object,
+    controller_uid,
+    is_terminating,
+    name_of,
+    resource_of,
+    uid_of,
+)
 
 MANAGER = "mooncake-operator"
 
@@ -62,7 +69,8 @@ class Applier:
         if live is None:
             return self._remember(desired, await self._apply(desired, force=force))
         if controller_uid(live) != owner_uid:
-            raise NameTakenError(f"{live['kind']} {name_of(live)} exists and is not this cluster's")
+            remedy = "it is being deleted" if is_terminating(live) else "delete or rename it"
+            raise NameTakenError(f"{live['kind']} {name_of(live)} exists and is not this cluster's; {remedy}")
         written = self._written.get(uid_of(live))
         if written == _Written(_digest(desired), _owned(live)):
             return live

@@ -13,9 +13,11 @@ import pytest
 
 from mooncake_operator.kube.client import Client
 from mooncake_operator.kube.resources import (
+    CLUSTER,
     DECODE_POOL,
     EVENT,
     NAMESPACE,
+    POD,
     PREFILL_POOL,
     SECRET,
     Object,
@@ -753,3 +755,40 @@ async def test_scaling_down_is_no_news_of_anything_bad(world: PlayedWorld) -> No
         assert await world.is_ready()
     events = await world.client.list_all(EVENT, world.namespace)
     assert not [event for event in events if event["type"] == "Warning"]
+
+
+async def test_a_pod_that_lost_its_label_is_told_of_for_it_has_a_name_that_is_wanted(
+    world: PlayedWorld,
+) -> None:
+    async def label(value: str | None) -> None:
+        body = {"metadata": {"labels": {"mooncake.io/cluster": value}}}
+        await world.client.patch(POD, world.namespace, "q-decode-d-1", body, how="merge", manager="kubectl")
+
+    await world.bring_up()
+    (before,) = [uid for name, uid in (await world.uids("decode")).items() if name == "q-decode-d-1"]
+    await label(None)
+    degraded = await turns(world, "Degraded", "True", DECODE_POOL.kind, "q-decode")
+    assert degraded["reason"] == "NameTaken"
+    assert "put it back, or delete the Pod" in degraded["message"]
+    await is_quiet(world)
+    await label("q")
+    await turns(world, "Ready", "True")
+    assert (await world.uids("decode"))["q-decode-d-1"] == before
+
+
+async def test_a_cluster_that_was_deleted_and_applied_again_waits_for_what_still_ends(
+    world: PlayedWorld,
+) -> None:
+    await world.bring_up()
+    cluster = await world.get("MooncakeCluster", "q")
+    assert cluster is not None
+    world.scheduler.instances["q-decode-d-1"]["in_flight"] = 1
+    await world.client.delete(CLUSTER, world.namespace, "q", uid=uid_of(cluster))
+    await world.apply()
+
+    async def is_told() -> bool:
+        ready = await world.condition("Ready")
+        said = "MooncakeDecodePool q-decode exists and is not this cluster's; it is being deleted"
+        return ready.get("reason") == "NameTaken" and said in ready["message"]
+
+    await world.until(is_told, "it says what it waits for", 20)
