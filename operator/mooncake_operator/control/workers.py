@@ -10,6 +10,7 @@ import structlog
 
 from mooncake_operator.control.backoff import Backoff
 from mooncake_operator.control.contract import Key, Reconciler
+from mooncake_operator.control.schedulers import SchedulersAwayError
 from mooncake_operator.control.workqueue import QueueClosedError, WorkQueue
 from mooncake_operator.kube.errors import KubeError
 
@@ -103,8 +104,8 @@ class Workers:
             delay_s = max(delay_s, error.retry_after_s)
         self._queue.add_after(key, delay_s)
         log = _log.bind(failures=self._backoff.failures(key), retry_in_s=round(delay_s, 2))
-        if isinstance(error, (KubeError, TimeoutError)):
-            # The API server's trouble is no fault of this program: no traceback.
+        if isinstance(error, (KubeError, SchedulersAwayError, TimeoutError)):
+            # The trouble of others is no fault of this program: no traceback.
             log.warning("pass failed", error=str(error) or type(error).__name__)
         else:
             log.error("pass failed", exc_info=error)

@@ -465,6 +465,27 @@ async def test_a_quota_on_pods_is_told_and_pods_are_made_once_there_is_room(
     await refused_then_made(world, "QuotaExceeded", "exceeded quota: tight", undo)
 
 
+async def test_a_quota_that_counts_what_sidecars_do_not_name_is_mended_by_what_the_message_says(
+    world: PlayedWorld, api_server: ApiServer
+) -> None:
+    path = f"/api/v1/namespaces/{world.namespace}"
+    hard = {"requests.cpu": "100"}
+    await post(api_server, f"{path}/resourcequotas", {"metadata": {"name": "cpu"}, "spec": {"hard": hard}})
+    used = {"status": {"hard": hard, "used": {"requests.cpu": "0"}}}
+    api_server.request("PATCH", f"{path}/resourcequotas/cpu/status", used, "application/merge-patch+json")
+
+    def want_cpu(spec: Any) -> None:
+        spec["prefillPools"][0]["resources"] = {"cpu": "1"}
+
+    async def undo() -> None:
+        defaults = {"type": "Container", "defaultRequest": {"cpu": "10m"}}
+        limits = {"metadata": {"name": "defaults"}, "spec": {"limits": [defaults]}}
+        await post(api_server, f"{path}/limitranges", limits)
+
+    await world.apply(want_cpu)
+    await refused_then_made(world, "QuotaExceeded", "give the namespace a LimitRange with defaults", undo)
+
+
 async def test_a_limit_range_is_told_as_one(world: PlayedWorld, api_server: ApiServer) -> None:
     path = f"/api/v1/namespaces/{world.namespace}/limitranges"
     limits = {"limits": [{"type": "Container", "max": {"memory": "1Gi"}}]}

@@ -82,7 +82,7 @@ def revision_of(*template_pods: Object) -> str:
 
 
 def container_resources(resources: Resources) -> Object:
-    """`resources` of a main container; requests equal limits, for the Guaranteed class."""
+    """`resources` of a main container; requests equal limits, so that it is never throttled below them."""
     wanted: dict[str, Any] = {}
     if resources.cpu is not None:
         wanted["cpu"] = resources.cpu
