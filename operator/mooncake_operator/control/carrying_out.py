@@ -13,7 +13,7 @@ import structlog
 
 from mooncake_operator.control.gather import CLUSTER_LABEL
 from mooncake_operator.control.picture import FINALIZER
-from mooncake_operator.control.problems import finding_of
+from mooncake_operator.control.problems import finding_of_action
 from mooncake_operator.control.schedulers import Schedulers
 from mooncake_operator.control.together import AT_ONCE, together
 from mooncake_operator.kube.applier import MANAGER
@@ -22,7 +22,6 @@ from mooncake_operator.kube.errors import (
     AlreadyExistsError,
     ForbiddenError,
     InvalidError,
-    KubeError,
     NotFoundError,
     PreconditionError,
     UnavailableError,
@@ -59,7 +58,6 @@ from mooncake_operator.planning.manifests.revisions import (
     pod_of,
     revision_name,
 )
-from mooncake_operator.planning.refusals import refusal
 
 _log = structlog.get_logger()
 
@@ -156,7 +154,7 @@ class Execution:
         try:
             await self._one(action)
         except (ForbiddenError, InvalidError, UnavailableError) as error:
-            await self._refused(action, _why(action, error))
+            await self._refused(action, finding_of_action(action, error))
             return False
         return True
 
@@ -313,34 +311,6 @@ class Execution:
     def _is_of(self, pool: str, instance: str) -> bool:
         wanted = self._pools.get(pool)
         return wanted is not None and wanted.ordinal(instance) is not None
-
-
-def _why(action: Action, error: KubeError) -> Finding:
-    """What a user must mend before an action can be carried out.
-
-    Raises:
-        NamespaceEndsError: nothing can be made any more.
-        KubeError: the error itself, when only trying again helps.
-    """
-    match action:
-        case CreatePod():
-            # What refuses Pods names them itself.
-            if isinstance(error, InvalidError):
-                return refusal(error.status, str(error))
-            subject = f"Pod {action.pod}"
-        case DeletePod():
-            subject = f"deleting Pod {action.pod}"
-        case SetGate():
-            subject = f"the readiness gate of Pod {action.pod}"
-        case RecordRevision():
-            subject = f"ControllerRevision {revision_name(action.pool, action.revision)}"
-        case DeleteRevision():
-            subject = f"deleting ControllerRevision {revision_name(action.pool, action.revision)}"
-        case AddFinalizer() | RemoveFinalizer():
-            subject = f"the finalizers of pool {action.pool}"
-        case _:
-            raise error
-    return finding_of(error, subject)
 
 
 def _step(action: Action) -> type:

@@ -9,10 +9,11 @@ import structlog
 
 from mooncake_operator.control.asking import Inquiry
 from mooncake_operator.control.causes import Causes
-from mooncake_operator.control.cluster_pass import ClusterPass, Memory, Tools
+from mooncake_operator.control.cluster_pass import ClusterPass
 from mooncake_operator.control.contract import Key, Result
 from mooncake_operator.control.finalizers import freed_because_the_namespace_ends
 from mooncake_operator.control.gather import gather
+from mooncake_operator.control.kept import Memory, Tools
 from mooncake_operator.control.problems import NamespaceEndsError
 from mooncake_operator.control.recent import Recent
 from mooncake_operator.control.schedulers import Schedulers

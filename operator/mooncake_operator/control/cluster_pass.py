@@ -3,44 +3,38 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from mooncake_core.api import MooncakeCluster
-from mooncake_operator.control.asking import Answers, Inquiry
+from mooncake_operator.control.asking import Answers
 from mooncake_operator.control.carrying_out import Execution
-from mooncake_operator.control.causes import Causes, next_look_s
+from mooncake_operator.control.causes import next_look_s
 from mooncake_operator.control.contract import Key, Result
 from mooncake_operator.control.credentials import kept_admin_token, kept_credentials, secret_findings
 from mooncake_operator.control.gather import STRANGERS, World
 from mooncake_operator.control.inline import with_live_replicas
+from mooncake_operator.control.kept import Memory, Tools
 from mooncake_operator.control.objects import ObjectKeeper
 from mooncake_operator.control.picture import Picture, engines_there, picture_of, pod_with_cause
 from mooncake_operator.control.reading import read_cluster
-from mooncake_operator.control.recent import Recent
 from mooncake_operator.control.reports import Context, cluster_report, kept_status, pool_report
-from mooncake_operator.control.schedulers import Schedulers, View
+from mooncake_operator.control.schedulers import View
 from mooncake_operator.control.spec_history import keep_history
 from mooncake_operator.control.standalone import StandalonePools, is_own
-from mooncake_operator.control.status import StatusWriter, condition, condition_reasons
+from mooncake_operator.control.status import condition, condition_reasons
 from mooncake_operator.control.together import together
-from mooncake_operator.kube.applier import Applier
-from mooncake_operator.kube.client import Client
-from mooncake_operator.kube.events import EventRecorder
 from mooncake_operator.kube.resources import POOLS, Object, is_terminating, name_of, uid_of
 from mooncake_operator.planning import (
     ClusterNames,
     Credentials,
     DesiredWorld,
-    Images,
     reasons,
     render_plan,
 )
 from mooncake_operator.planning.actions import Finding
 from mooncake_operator.planning.instances import Phase
-from mooncake_operator.planning.manifests.disruption import with_something_to_protect
 from mooncake_operator.planning.manifests.plan import Plan as RenderPlan
 from mooncake_operator.planning.manifests.plan import inline_pools, plan_of
-from mooncake_operator.planning.manifests.services import still_looked_up
 from mooncake_operator.planning.observed import Trouble
 from mooncake_operator.planning.plan import Plan, must_be_reported_first, plan
 
@@ -52,31 +46,6 @@ _SETTLING_S = 1.0
 _SETTLED_S = 30.0
 """How often to ask them otherwise: instances also leave, and are drained, without the API server."""
 _SOONEST_S = 0.05
-
-
-@dataclass(frozen=True, slots=True)
-class Tools:
-    """What passes over all clusters work with."""
-
-    client: Client
-    schedulers: Schedulers
-    events: EventRecorder
-    status: StatusWriter
-    images: Images
-    measure_s: float
-    """How long a measurement stands in a status at least."""
-
-
-@dataclass(slots=True)
-class Memory:
-    """What is kept of a cluster between passes; losing it costs a few requests, nothing else."""
-
-    applier: Applier
-    inquiry: Inquiry
-    causes: Causes
-    recent: Recent
-    refusals: Mapping[str, Sequence[Finding]] = field(default_factory=dict)
-    """What of the last plan could not be carried out; see `Execution`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,8 +97,12 @@ class ClusterPass:
         if isinstance(read, Finding):
             # What runs goes on as it is: half of an unreadable wish is worse than the last readable one.
             self._findings.append(read)
-            return await self._plan_pools(None, self._world.find("Deployment", f"{self._key.name}-scheduler"))
+            return await self._plan_pools(None)
         return await self._keep(cluster, read)
+
+    @property
+    def _scheduler(self) -> tuple[str, str]:
+        return "Deployment", f"{self._key.name}-scheduler"
 
     async def _let_go(self, cluster: Object | None) -> Result:
         if cluster is None:
@@ -160,9 +133,7 @@ class ClusterPass:
             history: list[Finding] = []
             await together(
                 [
-                    _keep_plain(
-                        keeper, _plain(desired, self._budgets(desired)), [*inline, *self._looked_up()]
-                    ),
+                    keeper.keep_and_prune(desired, self._cluster_pods(), besides=inline),
                     self._keep_history(rendered, cluster, read, history),
                 ]
             )
@@ -170,8 +141,7 @@ class ClusterPass:
         else:
             self._findings += keeper.outcome.findings
         self._memory.applier.forget_all_but({uid_of(obj) for obj in keeper.outcome.live.values()})
-        scheduler = keeper.outcome.live.get(("Deployment", f"{self._key.name}-scheduler"))
-        return await self._plan_pools(rendered, scheduler)
+        return await self._plan_pools(rendered, keeper.outcome.live.get(self._scheduler))
 
     async def _check_secrets(self, read: MooncakeCluster) -> None:
         self._findings += await secret_findings(self._client, read)
@@ -180,14 +150,6 @@ class ClusterPass:
         self, rendered: RenderPlan, cluster: Object, read: MooncakeCluster, findings: list[Finding]
     ) -> None:
         findings += await keep_history(self._client, self._world, rendered, cluster, read, self._pools)
-
-    def _budgets(self, desired: DesiredWorld) -> list[Object]:
-        there = {name for kind, name in self._world.owned or {} if kind == "PodDisruptionBudget"}
-        return with_something_to_protect(desired.disruption_budgets, self._cluster_pods(), there)
-
-    def _looked_up(self) -> list[Object]:
-        there = [obj for (kind, _), obj in (self._world.owned or {}).items() if kind == "Service"]
-        return still_looked_up(there, self._cluster_pods())
 
     async def _inquire(self) -> None:
         self._answers = await self._memory.inquiry.ask(
@@ -227,6 +189,7 @@ class ClusterPass:
         )
         made = plan(picture.desired, picture.observed)
         refused = self._memory.refusals
+        scheduler = scheduler or self._world.find(*self._scheduler)
         report = _Report(picture, made, answers, rendered, scheduler)
         first = must_be_reported_first(made, picture.observed)
         if first:
@@ -318,20 +281,3 @@ class ClusterPass:
 
     def _told(self) -> set[str]:
         return set() if self._world.cluster is None else condition_reasons(self._world.cluster)
-
-
-async def _keep_plain(keeper: ObjectKeeper, plain: Sequence[Object], others: Sequence[Object]) -> None:
-    await keeper.keep(plain)
-    await keeper.prune([*plain, *others])
-
-
-def _plain(desired: DesiredWorld, budgets: Sequence[Object]) -> list[Object]:
-    """All but Pods and pools, those first that others refer to."""
-    return [
-        *desired.secrets,
-        *desired.config_maps,
-        *desired.services,
-        *desired.network_policies,
-        *budgets,
-        *desired.deployments,
-    ]

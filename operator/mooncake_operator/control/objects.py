@@ -23,7 +23,10 @@ from mooncake_operator.kube.resources import (
     resource_of,
     uid_of,
 )
+from mooncake_operator.planning import DesiredWorld
 from mooncake_operator.planning.actions import Finding
+from mooncake_operator.planning.manifests.disruption import with_something_to_protect
+from mooncake_operator.planning.manifests.services import still_looked_up
 
 _REFERRED_TO = frozenset({"Secret", "ConfigMap"})
 _PRUNED = ("Service", "ConfigMap", "Secret", "Deployment", "PodDisruptionBudget", "NetworkPolicy")
@@ -72,6 +75,34 @@ class ObjectKeeper:
     async def keep_pools(self, desired: Sequence[Object]) -> None:
         """Apply the inline pools, forced, and take over what their authors say of replicas."""
         await self._all(desired, self._ensure_pool)
+
+    async def keep_and_prune(
+        self, desired: DesiredWorld, pods: Sequence[Object], *, besides: Iterable[Object]
+    ) -> None:
+        """Keep all that is desired but Pods and pools, then prune.
+
+        Args:
+            desired: the cluster's world.
+            pods: the cluster's, as they are.
+            besides: what is kept by others and must not be pruned.
+
+        Raises:
+            KubeError: as `keep`.
+            NamespaceEndsError: as `keep`.
+        """
+        owned = self._world.owned or {}
+        there = {name for kind, name in owned if kind == "PodDisruptionBudget"}
+        plain = [
+            *desired.secrets,
+            *desired.config_maps,
+            *desired.services,
+            *desired.network_policies,
+            *with_something_to_protect(desired.disruption_budgets, pods, there),
+            *desired.deployments,
+        ]
+        await self.keep(plain)
+        in_use = still_looked_up((obj for (kind, _), obj in owned.items() if kind == "Service"), pods)
+        await self.prune([*plain, *in_use, *besides])
 
     async def prune(self, desired: Iterable[Object]) -> None:
         """Delete this cluster's objects that are not desired; its own are those whose owner has its uid.

@@ -7,11 +7,23 @@ from mooncake_operator.kube.errors import (
     FieldConflictError,
     ForbiddenError,
     InvalidError,
+    KubeError,
     NotFoundError,
     UnavailableError,
 )
 from mooncake_operator.planning import reasons
-from mooncake_operator.planning.actions import Finding
+from mooncake_operator.planning.actions import (
+    Action,
+    AddFinalizer,
+    CreatePod,
+    DeletePod,
+    DeleteRevision,
+    Finding,
+    RecordRevision,
+    RemoveFinalizer,
+    SetGate,
+)
+from mooncake_operator.planning.manifests.revisions import revision_name
 from mooncake_operator.planning.refusals import known_refusal, refusal
 
 
@@ -58,3 +70,31 @@ def finding_of(error: Exception, subject: str) -> Finding:
             )
         case _:
             raise error
+
+
+def finding_of_action(action: Action, error: KubeError) -> Finding:
+    """What a user must mend before an action of a plan can be carried out.
+
+    Raises:
+        NamespaceEndsError: nothing can be made any more.
+        KubeError: the error itself, when only trying again helps.
+    """
+    match action:
+        case CreatePod():
+            # What refuses Pods names them itself.
+            if isinstance(error, InvalidError):
+                return refusal(error.status, str(error))
+            subject = f"Pod {action.pod}"
+        case DeletePod():
+            subject = f"deleting Pod {action.pod}"
+        case SetGate():
+            subject = f"the readiness gate of Pod {action.pod}"
+        case RecordRevision():
+            subject = f"ControllerRevision {revision_name(action.pool, action.revision)}"
+        case DeleteRevision():
+            subject = f"deleting ControllerRevision {revision_name(action.pool, action.revision)}"
+        case AddFinalizer() | RemoveFinalizer():
+            subject = f"the finalizers of pool {action.pool}"
+        case _:
+            raise error
+    return finding_of(error, subject)

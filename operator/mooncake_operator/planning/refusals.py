@@ -13,8 +13,8 @@ _KNOWN: Sequence[tuple[re.Pattern[str], str, str]] = (
         # A quota on what the Pod does not say: the sum alone is not to blame.
         re.compile(r"failed quota: .* must specify"),
         reasons.QUOTA_EXCEEDED,
-        "the namespace's ResourceQuota counts it: give the namespace a LimitRange with defaults, for Mooncake's own"
-        " containers name none (engines and stores have the pool's resources.cpu and resources.memory)",
+        "the namespace's ResourceQuota counts it: give the namespace a LimitRange with defaults (Mooncake's"
+        " own containers name none; engines and stores have resources.cpu and resources.memory of the pool)",
     ),
     (
         re.compile(r"exceeded quota|failed quota"),
