@@ -3,14 +3,30 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
-from typing import Any
+from math import floor, log10
+from pathlib import Path
+from typing import Any, Final
 
 from rich.console import Console
-from rich.markup import escape
+from rich.text import Text
 
-out = Console()
-err = Console(stderr=True)
+_UNBOUNDED: Final = 10_000
+
+
+def _console(*, stderr: bool = False) -> Console:
+    """A console that shows words as they are: names of files and models may look like markup.
+
+    Where nobody looks on (a pipe, a file) nothing is cut to the width of a terminal.
+    """
+    stream = sys.stderr if stderr else sys.stdout
+    seen = bool(os.environ.get("COLUMNS")) or (stream is not None and stream.isatty())
+    return Console(stderr=stderr, markup=False, emoji=False, width=None if seen else _UNBOUNDED)
+
+
+out = _console()
+err = _console(stderr=True)
 
 
 class CommandError(Exception):
@@ -25,23 +41,47 @@ def in_seconds(value_s: float | None) -> str:
     """A time as people read it, to three digits; a dash where nothing was measured."""
     if value_s is None:
         return "–"
-    if value_s < 1:
-        return f"{value_s * 1000:.3g} ms"
-    return f"{value_s:.3g} s" if value_s < 100 else f"{value_s:,.0f} s"
+    if value_s >= 100:
+        return f"{value_s:,.0f} s"
+    # Rounded first: 999.6 ms are 1 s, and not 1e+03 ms.
+    rounded_s = round(value_s, 2 - floor(log10(value_s))) if value_s > 0 else 0.0
+    return f"{rounded_s:.3g} s" if rounded_s >= 1 else f"{rounded_s * 1000:.3g} ms"
+
+
+def check_writable(option: str, file: Path) -> None:
+    """Before minutes are spent on what cannot be written.
+
+    Raises:
+        CommandError: the message names the option, and what to do.
+    """
+    folder = file.absolute().parent
+    if file.is_dir():
+        raise CommandError(f"{option} {file}: that is a folder: name a file in it")
+    if not folder.is_dir():
+        raise CommandError(f"{option} {file}: there is no folder {file.parent}: make it first")
+    if not os.access(file if file.exists() else folder, os.W_OK):
+        raise CommandError(f"{option} {file}: you may not write there: name another file")
 
 
 def report_error(message: str) -> None:
     """Print an error, on stderr and without wrapping: scripts may read it line by line."""
-    err.print(f"[red]error:[/] {escape(message)}", soft_wrap=True, highlight=False)
+    err.print(Text.assemble(("error:", "red"), " ", message), soft_wrap=True, highlight=False)
 
 
 def say(message: str) -> None:
     """Print a remark on stderr."""
-    err.print(escape(message), soft_wrap=True, highlight=False)
+    err.print(message, soft_wrap=True, highlight=False)
 
 
 def print_json(document: Any) -> None:
     """Print a document on stdout as plain JSON, for programs."""
-    json.dump(document, sys.stdout, indent=2)
-    sys.stdout.write("\n")
-    sys.stdout.flush()
+    # The console's file is there even when stdout is closed.
+    json.dump(document, out.file, indent=2)
+    out.file.write("\n")
+    out.file.flush()
+
+
+def print_text(text: str) -> None:
+    """Print a file's text on stdout as it is, to the last blank."""
+    out.file.write(text)
+    out.file.flush()

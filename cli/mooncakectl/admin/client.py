@@ -10,6 +10,7 @@ from urllib.parse import quote
 
 import httpx
 
+from mooncakectl.addresses import bearer, checked_url
 from mooncakectl.admin.find import admin_token
 from mooncakectl.console import CommandError
 
@@ -47,13 +48,11 @@ class AdminClient:
             url: base URL of the admin port.
             timeout_s: for each answer, in wall seconds.
         """
+        checked_url(url)
         self._url = url
         token = admin_token()
-        headers = {"Authorization": f"Bearer {token}"} if token else {}
-        try:
-            self._http = httpx.AsyncClient(base_url=url, headers=headers, timeout=timeout_s, trust_env=False)
-        except httpx.InvalidURL as error:
-            raise AdminError(f"--url {url}: {error}") from error
+        headers = bearer(token, "MOONCAKE_ADMIN_TOKEN") if token else {}
+        self._http = httpx.AsyncClient(base_url=url, headers=headers, timeout=timeout_s, trust_env=False)
 
     async def __aenter__(self) -> Self:
         return self
@@ -63,29 +62,35 @@ class AdminClient:
     ) -> None:
         await self._http.aclose()
 
-    async def instances(self) -> Any:
+    async def instances(self) -> dict[str, Any]:
         """All instances with state and load."""
-        return await self._ask("GET", "/instances")
+        answer = await self._ask("GET", "/instances")
+        listed = answer.get("instances")
+        if not isinstance(listed, list) or not all(isinstance(item, dict) for item in listed):
+            raise AdminError(f"{self._url}/instances lists no instances: is this the admin port?")
+        return answer
 
-    async def stats(self) -> Any:
+    async def stats(self) -> dict[str, Any]:
         """Counters and percentiles of the cluster."""
         return await self._ask("GET", "/stats")
 
-    async def decision(self, request_id: str) -> Any:
+    async def decision(self, request_id: str) -> dict[str, Any]:
         """Why a request went where it went; raises UnknownError when it is not known (any more)."""
+        if not request_id:
+            raise UnknownError("no id: write that of the answer's header x-request-id")
         missing = (
             f"no decision about request {request_id} is kept: it is too old, or was never made here;"
             " the id is that of the answer's header x-request-id, not the one in its body"
         )
         return await self._ask("GET", f"/decisions/{quote(request_id, safe='')}", missing=missing)
 
-    async def drain(self, instance: str, *, wanted: bool = True) -> Any:
+    async def drain(self, instance: str, *, wanted: bool = True) -> dict[str, Any]:
         """Mark an instance draining, or ready again."""
         path = f"/instances/{quote(instance, safe='')}/drain"
         missing = f"no instance {instance}: `mooncakectl status` lists them"
         return await self._ask("POST" if wanted else "DELETE", path, missing=missing)
 
-    async def _ask(self, method: str, path: str, *, missing: str | None = None) -> Any:
+    async def _ask(self, method: str, path: str, *, missing: str | None = None) -> dict[str, Any]:
         try:
             answer = await self._http.request(method, path)
         except httpx.HTTPError as error:
@@ -93,15 +98,16 @@ class AdminClient:
             raise UnreachableError(
                 f"no answer from the scheduler's admin port at {self._url}: {reason}"
             ) from error
-        if answer.status_code == 404 and missing:
-            raise UnknownError(missing)
+        if answer.status_code == 404:
+            raise UnknownError(missing or f"there is no {path} at {self._url}: is this the admin port?")
         if answer.status_code in (401, 403):
             raise AdminError(f"{self._url} wants a token: set MOONCAKE_ADMIN_TOKEN (a token, or @FILE)")
         if answer.is_error:
             raise AdminError(f"{method} {self._url}{path}: HTTP {answer.status_code}: {answer.text[:200]}")
-        if not answer.content:
-            return None
         try:
-            return answer.json()
-        except ValueError as error:
-            raise AdminError(f"{self._url}{path} does not speak JSON: is this the admin port?") from error
+            document = answer.json()
+        except ValueError:
+            document = None
+        if not isinstance(document, dict):
+            raise AdminError(f"{self._url}{path} answers no JSON object: is this the admin port?")
+        return document

@@ -49,4 +49,6 @@ def admin_token() -> str | None:
             return Path(token[1:]).read_text().strip()
         except OSError as error:
             raise CommandError(f"MOONCAKE_ADMIN_TOKEN: {token[1:]}: {error.strerror}") from error
+        except UnicodeDecodeError as error:
+            raise CommandError(f"MOONCAKE_ADMIN_TOKEN: {token[1:]}: not a text file") from error
     return token

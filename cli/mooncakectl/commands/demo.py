@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from mooncakectl.commands.up import print_event, read
-from mooncakectl.console import CommandError, out, say
+from mooncakectl.console import CommandError, check_writable, out, say
 
 if TYPE_CHECKING:
     from mooncake_simulator.workloads import Request
@@ -49,6 +49,10 @@ def demo(
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the figures to this file.")] = None,
 ) -> None:
     """Run a cluster on this machine, send conversations through it, print what its users saw, stop it."""
+    if speed is not None and not speed < float("inf"):
+        raise CommandError(f"--speed {speed:g}: write a number, e.g. 10")
+    if json_file is not None:
+        check_writable("--json", json_file)
     definition = read(file)
     if definition.wants_key and api_key is None:
         raise CommandError("this cluster wants an API key: give one of its Secret's with --api-key")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from mooncakectl.console import CommandError, out, print_json, say
+from mooncakectl.console import CommandError, out, print_json, print_text, say
 
 if TYPE_CHECKING:
     from mooncakectl.rollout.history import Record
@@ -54,7 +54,7 @@ def history(
         if as_json:
             print_json(record.document(with_spec=True))
         else:
-            out.print(_yaml(record.spec), highlight=False, soft_wrap=True, markup=False, end="")
+            print_text(_yaml(record.spec))
     elif as_json:
         print_json({"revisions": [record.document() for record in found]})
     else:
@@ -85,7 +85,7 @@ def undo(
         out.print(f"{name} already asks for what revision {record.number} did", highlight=False)
     else:
         text = f"{name} goes back to revision {record.number}: {', '.join(changes)}"
-        out.print(text, highlight=False, soft_wrap=True, markup=False)
+        out.print(text, highlight=False, soft_wrap=True)
     if paused:
         say(f"its pools are paused: mooncakectl rollout resume {name} lets them go on")
 
@@ -134,7 +134,7 @@ def status(
             pools = await progress_of(found)
             for line in (f"{p.pool}: {p.message}" for p in pools if not as_json):
                 if line not in told:
-                    out.print(line, highlight=False, soft_wrap=True, markup=False)
+                    out.print(line, highlight=False, soft_wrap=True)
                     told.add(line)
             over = all(p.done for p in pools) or any(p.failed for p in pools)
             if over or not watch or time.monotonic() >= until_s:
@@ -203,7 +203,7 @@ def _print_history(found: list[Record]) -> None:
     for row in rows:
         # As kubectl prints it: never wrapped, so that other programs may read it.
         line = "   ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        out.print(line, highlight=False, soft_wrap=True, markup=False)
+        out.print(line, highlight=False, soft_wrap=True)
 
 
 def _yaml(document: Any) -> str:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.text import Text
 
 from mooncakectl.console import CommandError, err, out, print_json, say
 
@@ -120,7 +121,7 @@ def _print_welcome(session: Session) -> None:
     cluster = session.cluster
     body = json.dumps({"model": cluster.definition.model, "prompt": "Hello", "max_tokens": 16})
     key = "-H 'authorization: Bearer YOUR_KEY' " if cluster.definition.wants_key else ""
-    out.print(f"[bold green]ready[/] {cluster.endpoint}/v1", highlight=False)
+    out.print(Text.assemble(("ready", "bold green"), f" {cluster.endpoint}/v1"))
     lines = [
         "try:",
         f"  curl -i {cluster.endpoint}/v1/completions {key}-H 'content-type: application/json' -d '{body}'",
@@ -128,12 +129,12 @@ def _print_welcome(session: Session) -> None:
         "  mooncakectl explain ID    why a request went where it went (ID = x-request-id of its answer)",
         f"logs: {session.runtime.folders.logs}",
     ]
-    out.print("\n".join(lines), highlight=False, soft_wrap=True, markup=False)
+    out.print("\n".join(lines), highlight=False, soft_wrap=True)
 
 
 def print_event(pod: str, container: str, line: str) -> None:
     """Tell on stderr what happened to a container."""
-    err.print(f"{pod}/{container}: {line}", highlight=False, soft_wrap=True, markup=False, style="dim")
+    err.print(f"{pod}/{container}: {line}", highlight=False, soft_wrap=True, style="dim")
 
 
 async def _wait(event: asyncio.Event) -> None:

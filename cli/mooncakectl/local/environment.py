@@ -36,7 +36,7 @@ def environment_of(
     for source in container.get("envFrom") or ():
         prefix = source.get("prefix", "")
         for key, content in _referenced(source, world, where=f"{where}: envFrom").items():
-            env[prefix + key] = rewrite(content.decode())
+            env[prefix + key] = rewrite(_text(content, where=f"{where}: envFrom: {key}"))
     for entry in container.get("env") or ():
         name = entry["name"]
         if "valueFrom" in entry:
@@ -68,7 +68,7 @@ def _resolve(source: Mapping[str, Any], pod: Manifest, world: World, *, where: s
         if reference := source.get(reference_field):
             content = known.get(reference["name"], {}).get(reference["key"])
             if content is not None:
-                return content.decode()
+                return _text(content, where=where)
             if reference.get("optional"):
                 return None
             raise PodUnsupportedError(
@@ -76,6 +76,13 @@ def _resolve(source: Mapping[str, Any], pod: Manifest, world: World, *, where: s
             )
     kinds = ", ".join(sorted(source))
     raise PodUnsupportedError(where, f"{kinds} is known only to a node: give the value itself")
+
+
+def _text(content: bytes, *, where: str) -> str:
+    try:
+        return content.decode()
+    except UnicodeDecodeError:
+        raise PodUnsupportedError(where, "the content is not text: mount it as a file") from None
 
 
 def _field(path: str, pod: Manifest, *, where: str) -> str:

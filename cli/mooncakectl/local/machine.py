@@ -29,8 +29,14 @@ _LONGEST_LOG_BYTES = 16 << 20
 class Child:
     """A process in a session of its own."""
 
-    def __init__(self, process: asyncio.subprocess.Process) -> None:
-        """Take over a process that was just started as a session's leader."""
+    def __init__(self, process: asyncio.subprocess.Process, log_problem: str = "") -> None:
+        """Take over a process that was just started as a session's leader.
+
+        Args:
+            process: the process.
+            log_problem: why its log cannot be written; empty where it can.
+        """
+        self.log_problem = log_problem
         self._process = process
         stat = read_stat(process.pid)
         self.identity = stat.identity if stat else ProcessIdentity(process.pid, 0)
@@ -92,10 +98,14 @@ class Machine:
         """
         log = self._folders.log(spec.pod, spec.name)
         log.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        log_problem = ""
         descriptor = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
         try:
             if argv is None:
-                os.write(descriptor, _headline(spec.argv))
+                try:
+                    os.write(descriptor, _headline(spec.argv))
+                except OSError as error:  # A full disk; what it keeps from running, it does by itself.
+                    log_problem = f"{log}: {error.strerror}"
             process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-I", "-S", _LAUNCHER, str(os.getpid()), *(argv or spec.argv)),
                 env=self._environment(spec.env),
@@ -107,7 +117,7 @@ class Machine:
             )
         finally:
             os.close(descriptor)
-        child = Child(process)
+        child = Child(process, log_problem)
         self.processes[child.identity] = spec
         self._on_processes()
         return child
@@ -140,11 +150,15 @@ class Machine:
         """Cut logs that grew too long, keeping the part before in `*.log.1`.
 
         The processes hold the files open for appending, so the file is copied and emptied, not renamed. Lines
-        written between the two are lost.
+        written between the two are lost, and all of them where the disk has no room for a copy.
         """
         for log in self._folders.logs.glob("*/*.log"):
             if log.stat().st_size > longest_bytes:
-                shutil.copyfile(log, log.with_suffix(".log.1"))
+                kept = log.with_suffix(".log.1")
+                try:
+                    shutil.copyfile(log, kept)
+                except OSError:
+                    kept.unlink(missing_ok=True)
                 os.truncate(log, 0)
 
 

@@ -59,11 +59,12 @@ class PodSupervisor:
             )
             for container in spec.containers
         }
+        self._on_event = on_event
         self._starting: asyncio.Task[None] | None = None
 
     def start(self) -> asyncio.Task[None]:
-        """Begin; the task ends when every container has been started, or raises what prevented it."""
-        self._starting = asyncio.create_task(self._start(), name=self.spec.name)
+        """Begin; the task ends when every container has been started, or something prevented it."""
+        self._starting = asyncio.create_task(self._start_told(), name=self.spec.name)
         return self._starting
 
     @property
@@ -95,6 +96,17 @@ class PodSupervisor:
     def crash(self, container: str) -> None:
         """Kill one container's process as it is; the restart policy decides what follows."""
         self._containers[container].crash()
+
+    async def _start_told(self) -> None:
+        try:
+            await self._start()
+        except OSError as error:
+            # A full disk, a folder that is not there: the Pod stays as it is, and says why.
+            problem = f"could not be started: {error.filename or self.spec.name}: {error.strerror or error}"
+            for container in self.spec.containers:
+                self._containers[container.name].status.message = problem
+            self._on_event(self.spec.name, self.spec.containers[0].name, problem)
+            self._changes.notify()
 
     async def _start(self) -> None:
         for volume in self.spec.volumes:

@@ -86,10 +86,9 @@ def first_free_port(
     Raises:
         LocalRuntimeError: none of them is free.
     """
-    candidates: Iterable[int] = range(wanted, min(wanted + tries, 65_536))
+    candidates = range(wanted, min(wanted + tries, 65_536))
     for port in candidates:
         if is_free(port):
             return port
-    raise LocalRuntimeError(
-        f"ports {wanted} to {wanted + tries - 1} are all taken: choose another one with --port"
-    )
+    taken = f"ports {wanted} to {candidates[-1]} are all" if len(candidates) > 1 else f"port {wanted} is"
+    raise LocalRuntimeError(f"{taken} taken, or not yours to use: choose another one with --port")

@@ -215,7 +215,11 @@ class LocalRuntime:
             ProcessRecord(identity=identity, pod=spec.pod, container=spec.name)
             for identity, spec in self._machine.processes.items()
         ]
-        self._file.save(self._record)
+        try:
+            self._file.save(self._record)
+        except OSError:
+            # They carry the run's id in their environment too, by which the next run finds what is left.
+            return
 
     async def _bound_logs(self) -> None:
         while True:

@@ -129,6 +129,8 @@ class ContainerSupervisor:
         except OSError as error:
             self._update(message=f"could not be started: {error.strerror}")
             return 128
+        if child.log_problem:
+            self._event(f"its log cannot be written: {child.log_problem}")
         self._child = child
         self.status.pid = child.identity.pid
         self._update(phase=Phase.RUNNING)

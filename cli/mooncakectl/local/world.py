@@ -9,8 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
-import yaml
-
+from mooncake_core.api import ManifestError, load_manifests
 from mooncakectl.local.errors import LocalRuntimeError
 
 Manifest = Mapping[str, Any]
@@ -69,7 +68,8 @@ def _decoded(manifest: Manifest, section: str) -> dict[str, bytes]:
     contents = {}
     for key, text in (manifest.get(section) or {}).items():
         try:
-            contents[key] = base64.b64decode(text, validate=True)
+            # Lines may be broken, as the API server has it too.
+            contents[key] = base64.b64decode(text.replace("\r", "").replace("\n", ""), validate=True)
         except (binascii.Error, ValueError) as error:
             raise LocalRuntimeError(
                 f"{manifest.get('kind')} {name}: {section}.{key} is not base64; stringData takes plain text"
@@ -91,11 +91,11 @@ def read_secrets(folder: Path) -> dict[str, dict[str, bytes]]:
                 keys = [path for path in sorted(entry.iterdir()) if path.is_file() and path.name[0] != "."]
                 secrets[entry.name] = {path.name: path.read_bytes() for path in keys}
             elif entry.suffix in (".yaml", ".yml", ".json"):
-                for manifest in yaml.safe_load_all(entry.read_text()):
-                    if isinstance(manifest, dict) and manifest.get("kind") == "Secret":
+                for manifest in load_manifests(entry):
+                    if isinstance(manifest, dict) and manifest["kind"] == "Secret":
                         secrets[manifest["metadata"]["name"]] = secret_contents(manifest)
     except OSError as error:
         raise LocalRuntimeError(f"--secrets {folder}: {error.filename}: {error.strerror}") from error
-    except yaml.YAMLError as error:
-        raise LocalRuntimeError(f"--secrets {folder}: not YAML: {error}") from error
+    except ManifestError as error:
+        raise LocalRuntimeError(f"--secrets {folder}: {error}") from error
     return secrets

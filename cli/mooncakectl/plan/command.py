@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from mooncakectl.console import err, out, print_json, report_error, say
+from mooncakectl.console import CommandError, check_writable, err, print_json, print_text, report_error, say
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     from mooncake_simulator.workloads import Request
     from mooncakectl.plan.search import Prices, Size
     from mooncakectl.plan.tries import Trial
+    from mooncakectl.simulate.declared import Declared
+
+_DEAREST: Final = 1e9
+"""What an instance may cost an hour, in whatever currency."""
 
 
 def register(app: typer.Typer) -> None:
@@ -64,28 +68,31 @@ def command(
     from mooncakectl.plan.slo import objectives_of
     from mooncakectl.plan.table import tries_table
     from mooncakectl.plan.tries import Trial
-    from mooncakectl.simulate.command import check_jitter, check_writable, cluster_in
+    from mooncakectl.simulate.command import check_jitter, check_span
+    from mooncakectl.simulate.declared import declared_in, text_of
 
     try:
         if not 0 < speed < float("inf"):
             raise ValueError(f"--speed {speed:g}: write a number above 0, e.g. 1.5")
-        cluster = cluster_in(file)
-        _check_pools(cluster)
+        text = text_of(file)
+        declared = declared_in(file, text)
+        _check_pools(declared)
+        cluster = declared.cluster
         spec, objectives = spec_of(cluster), objectives_of(cluster.spec.slo)
         prices, unit = _prices(cluster, gpu_price, prefill_price, decode_price)
         requests = read_trace(trace, limit=limit)
         if not requests:
             raise TraceError(f"{trace}: no requests to plan for")
         check_jitter(jitter_ms)
+        check_span(trace, requests, speed, jitter_ms)
         if output is not None:
             check_writable("--output", output)
-        text = file.read_text(encoding="utf-8")
         with_sizes(text, Size(1, 1))
         most = Size(max_prefill, max_decode)
         least = least_size(spec, requests, objectives, speed, jitter_ms)
         if not most.covers(least):
             raise ValueError(_hopeless(least, most))
-    except (ManifestError, TraceError, ValueError) as error:
+    except (ManifestError, TraceError, CommandError, ValueError) as error:
         report_error(str(error))
         raise typer.Exit(1) from None
 
@@ -115,22 +122,29 @@ def command(
         report_error(_none_does(trial, most))
         raise typer.Exit(1)
     manifest = with_sizes(text, chosen)
-    million_tokens = _million_tokens_an_hour(requests, speed)
+    price, million_tokens = prices.of(chosen), _million_tokens_an_hour(requests, speed)
+    for_a_million = None if million_tokens is None else price / million_tokens
+    if as_json:
+        found = {"trace": trace.name, "cost_per_million_tokens": for_a_million}
+        print_json(found | _document(trial, chosen, prices, unit, manifest))
+    else:
+        say(_told(chosen, price, unit, for_a_million))
+        if output is None:
+            print_text(manifest)
     if output is not None:
         output.write_text(manifest, encoding="utf-8")
         say(f"{output}: written")
-    if as_json:
-        found = {"trace": trace.name, "cost_per_million_tokens": prices.of(chosen) / million_tokens}
-        print_json(found | _document(trial, chosen, prices, unit, manifest))
-        return
-    say(_told(chosen, prices, unit, million_tokens))
-    if output is None:
-        out.print(manifest, end="", markup=False, highlight=False, soft_wrap=True)
 
 
-def _check_pools(cluster: MooncakeCluster) -> None:
-    """A plan is one number for each side."""
-    spec = cluster.spec
+def _check_pools(declared: Declared) -> None:
+    """A plan is one number for each side, written into the cluster."""
+    apart = [each for each in declared.apart if not each.startswith("MooncakeKVCachePool")]
+    if apart:
+        raise ValueError(
+            f"{', '.join(apart)}: a plan sizes pools that are written into their cluster: write one into "
+            "spec.prefillPools and one into spec.decodePools"
+        )
+    spec = declared.cluster.spec
     for field, pools in (("prefillPools", spec.prefill_pools), ("decodePools", spec.decode_pools)):
         if len(pools) != 1:
             raise ValueError(f"spec.{field}: {len(pools)} pools: a plan sizes one of each kind: write one")
@@ -144,8 +158,8 @@ def _prices(
     from mooncakectl.plan.search import Prices
 
     for name, price in (("gpu", gpu), ("prefill", prefill), ("decode", decode)):
-        if price is not None and not 0 < price < float("inf"):
-            raise ValueError(f"--{name}-price {price:g}: write a number above 0")
+        if price is not None and not 0 < price <= _DEAREST:
+            raise ValueError(f"--{name}-price {price:g}: write a number above 0, up to {_DEAREST:,.0f}")
     if (prefill is None) != (decode is None) and gpu is None:
         raise ValueError("--prefill-price and --decode-price: write both, or --gpu-price for the other")
     spec = cluster.spec
@@ -160,10 +174,10 @@ def _prices(
 
 def _is_manifest(text: str) -> bool:
     """Whether the manifest's own rules (GPU budget, ratio of the pools) allow it."""
-    from mooncake_core.api.manifests import ManifestError, load_manifests
+    from mooncake_core.api.manifests import ManifestError, parse_manifests
 
     try:
-        load_manifests(text)
+        parse_manifests(text)
     except ManifestError:
         return False
     return True
@@ -197,19 +211,21 @@ def _none_does(trial: Trial, most: Size) -> str:
     )
 
 
-def _million_tokens_an_hour(requests: Sequence[Request], speed: float) -> float:
-    """Tokens of prompts and answers that the trace brings in an hour, in millions."""
+def _million_tokens_an_hour(requests: Sequence[Request], speed: float) -> float | None:
+    """Tokens of prompts and answers that the trace brings in an hour, in millions; None = all at once."""
     from mooncakectl.plan.demand import arrivals_s
 
+    span_s = arrivals_s(requests, speed)
     tokens = sum(request.input_length + request.output_length for request in requests)
-    return tokens / 1e6 / max(arrivals_s(requests, speed), 1.0) * 3600
+    return tokens / 1e6 / span_s * 3600 if span_s else None
 
 
-def _told(chosen: Size, prices: Prices, unit: str, million_tokens: float) -> str:
-    price = prices.of(chosen)
+def _told(chosen: Size, price: float, unit: str, for_a_million: float | None) -> str:
     an_hour = f"{price:,.6g} GPUs" if unit == "GPUs" else f"{price:,.6g} an hour"
-    a_million = f"{price / million_tokens:.3g} {'GPU-hours' if unit == 'GPUs' else ''}".strip()
-    return f"{chosen.prefill}+{chosen.decode}: {an_hour}, {a_million} for a million tokens"
+    told = f"{chosen.prefill}+{chosen.decode}: {an_hour}"
+    if for_a_million is None:
+        return told
+    return f"{told}, {for_a_million:.3g}{' GPU-hours' if unit == 'GPUs' else ''} for a million tokens"
 
 
 def _document(trial: Trial, chosen: Size, prices: Prices, unit: str, manifest: str) -> dict[str, Any]:

@@ -23,9 +23,9 @@ def tries_table(
         forbidden: sizes that the manifest's own rules do not allow.
     """
     table = Table(title=title, title_justify="left", box=None, pad_edge=False, header_style="bold")
-    table.add_column("P+D")
+    table.add_column("P+D", no_wrap=True)
     for name in (unit, "TTFT kept", "TBT kept", "refused"):
-        table.add_column(name, justify="right")
+        table.add_column(name, justify="right", no_wrap=True)
     table.add_column("")
     for each in sorted(tries, key=lambda one: (one.price, one.size)):
         style = "bold" if each.size == chosen else ""

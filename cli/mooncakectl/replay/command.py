@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from mooncakectl.console import out, report_error
+from mooncakectl.console import CommandError, check_writable, out, report_error
 
 if TYPE_CHECKING:
     from mooncake_simulator.workloads import Request
@@ -57,8 +57,15 @@ def command(
     from mooncakectl.replay import ReplayOptions, TargetError
     from mooncakectl.replay.progress import progress_shown
     from mooncakectl.replay.table import summary_table
+    from mooncakectl.simulate.command import check_jitter
 
     try:
+        for option, file in (("--json", json), ("--records", records)):
+            if file is not None:
+                check_writable(option, file)
+        check_jitter(jitter_ms)
+        if not 0 < speed < float("inf"):
+            raise ValueError(f"--speed {speed:g}: write a number above 0, e.g. 1.5")
         options = ReplayOptions(
             url=url,
             model=model,
@@ -78,16 +85,16 @@ def command(
             requests = jitter(requests, jitter_ms, seed)
         with progress_shown(len(requests)) as on_progress:
             result = _run(requests, options, on_progress)
-        if json is not None:
-            result.write_json(json)
-        if records is not None:
-            result.write_records(records)
-    except (TraceError, TargetError, ValueError, OSError) as error:
+    except (TraceError, TargetError, CommandError, ValueError) as error:
         report_error(str(error))
         raise typer.Exit(1) from None
     except asyncio.CancelledError:
         raise typer.Exit(_INTERRUPTED) from None
     out.print(summary_table(result))
+    if json is not None:
+        result.write_json(json)
+    if records is not None:
+        result.write_records(records)
     if result.interrupted or result.requests < len(requests):
         raise typer.Exit(_INTERRUPTED)
 
@@ -119,6 +126,9 @@ def _duration_s(option: str, text: str) -> float:
     from mooncake_simulator.workloads import parse_quantity
 
     try:
-        return parse_quantity(text)
+        seconds = parse_quantity(text)
     except ValueError:
         raise ValueError(f"{option} {text}: expected seconds, or a number with ms, s, m or h") from None
+    if not seconds < float("inf"):
+        raise ValueError(f"{option} {text}: that is for ever: write a number of seconds, e.g. 30s")
+    return seconds

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import ssl
 from typing import Any, NamedTuple
-from urllib.parse import urlsplit
 
 import httpx
 
+from mooncakectl.addresses import bearer, checked_url
 from mooncakectl.replay.exchange import Endpoint
 
 
@@ -50,17 +50,17 @@ async def find_target(url: str, model: str | None, api_key: str | None, timeout_
         timeout_s: wall seconds to wait for the answer.
 
     Raises:
+        CommandError: the URL or the key cannot be.
         TargetError: there is no such server or model.
     """
-    parts = urlsplit(url)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise TargetError(f"--url {url}: expected something like http://127.0.0.1:8000")
+    parts = checked_url(url)
+    host = parts.hostname or ""
     base = parts.path.rstrip("/").removesuffix("/v1") + "/v1"
     models = await _models(f"{parts.scheme}://{parts.netloc}{base}/models", api_key, timeout_s)
     entry = _choose(models, model, url)
     tls = ssl.create_default_context() if parts.scheme == "https" else None
     return Target(
-        endpoint=Endpoint(parts.hostname, parts.port or (443 if tls else 80), tls),
+        endpoint=Endpoint(host, parts.port or (443 if tls else 80), tls),
         authority=parts.netloc.rpartition("@")[2],
         path=f"{base}/completions",
         model=str(entry["id"]),
@@ -70,9 +70,10 @@ async def find_target(url: str, model: str | None, api_key: str | None, timeout_
 
 
 async def _models(url: str, api_key: str | None, timeout_s: float) -> list[dict[str, Any]]:
-    headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+    headers = bearer(api_key, "--api-key") if api_key else {}
     try:
-        async with httpx.AsyncClient(timeout=timeout_s) as client:
+        # As the requests that follow: to the server itself, whatever proxy the environment names.
+        async with httpx.AsyncClient(timeout=timeout_s, trust_env=False) as client:
             response = await client.get(url, headers=headers)
     except httpx.HTTPError as error:
         raise TargetError(

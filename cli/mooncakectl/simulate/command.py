@@ -5,18 +5,23 @@ from __future__ import annotations
 import shlex
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
 from mooncakectl import completion
-from mooncakectl.console import err, out, print_json, report_error, say
+from mooncakectl.console import CommandError, check_writable, err, out, print_json, report_error, say
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from mooncake_core.api.cluster import MooncakeCluster
     from mooncake_core.config.scheduler import AdmissionMode
+    from mooncake_simulator.workloads import Request
+
+_DAY_S: Final = 86_400.0
+_LONGEST_S: Final = 366 * _DAY_S
+_MOST_DIGITS: Final = 6
+"""Of a number of instances."""
 
 
 def register(app: typer.Typer) -> None:
@@ -83,13 +88,16 @@ def command(
     from mooncake_simulator.cluster.manifest import spec_of
     from mooncake_simulator.workloads import TraceError, read_trace
     from mooncakectl.simulate.conditions import failures, rules
+    from mooncakectl.simulate.declared import declared_in
     from mooncakectl.simulate.report.page import html
     from mooncakectl.simulate.runs import answer, questions
     from mooncakectl.simulate.table import answers_table
 
     try:
+        if not load_age_s < float("inf"):
+            raise ValueError(f"--load-age-s {load_age_s:g}: write a number of seconds, e.g. 5")
         asked = questions(
-            spec_of(cluster_in(file)),
+            spec_of(declared_in(file).cluster),
             policies=_policies(policy, names()),
             admissions=_admissions(admission),
             speeds=_speeds(speed),
@@ -103,9 +111,10 @@ def command(
         if not requests:
             raise TraceError(f"{trace}: no requests to simulate")
         check_jitter(jitter_ms)
+        check_span(trace, requests, min(each.speed for each in asked), jitter_ms)
         if report is not None:
             check_writable("--report", report)
-    except (ManifestError, UnknownPolicyError, TraceError, ValueError) as error:
+    except (ManifestError, UnknownPolicyError, TraceError, CommandError, ValueError) as error:
         report_error(str(error))
         raise typer.Exit(1) from None
     answers = []
@@ -124,25 +133,13 @@ def command(
                     on_arrival=lambda: progress.advance(task),
                 )
             )
-    if report is not None:
-        report.write_text(html(answers, trace.name, seeds, typed()), encoding="utf-8")
-        say(f"{report}: written")
     if as_json:
         print_json({"trace": trace.name, "seeds": seeds, "runs": [each.document() for each in answers]})
     else:
         out.print(answers_table(answers, trace.name, seeds))
-
-
-def check_writable(option: str, file: Path) -> None:
-    """Before minutes are spent on what cannot be written.
-
-    Raises:
-        ValueError: the message names the option, and what to do.
-    """
-    if file.is_dir():
-        raise ValueError(f"{option} {file}: that is a folder: name a file in it")
-    if not file.absolute().parent.is_dir():
-        raise ValueError(f"{option} {file}: there is no folder {file.parent}: make it first")
+    if report is not None:
+        report.write_text(html(answers, trace.name, seeds, typed()), encoding="utf-8")
+        say(f"{report}: written")
 
 
 def check_jitter(jitter_ms: float) -> None:
@@ -155,26 +152,29 @@ def check_jitter(jitter_ms: float) -> None:
         raise ValueError(f"--jitter-ms {jitter_ms:g}: write a number of milliseconds, e.g. 3000")
 
 
-def typed() -> str:
-    """The command line, so that somebody else can type it again; folders are of no use to them."""
-    words = [Path(each).name if "/" in each else each for each in sys.argv[1:]]
-    return shlex.join(["mooncakectl", *words])
-
-
-def cluster_in(file: Path) -> MooncakeCluster:
-    """The one MooncakeCluster of a manifest.
+def check_span(trace: Path, requests: Sequence[Request], speed: float, jitter_ms: float) -> None:
+    """A time that loads can be kept of.
 
     Raises:
-        ManifestError: the manifest is wrong.
-        ValueError: it has none, or several.
+        ValueError: it is longer than a year; one wrong time stamp is enough.
     """
-    from mooncake_core.api.cluster import MooncakeCluster
-    from mooncake_core.api.manifests import load_manifests
+    times_ms = [request.timestamp_ms for request in requests]
+    span_s = (max(times_ms) - min(times_ms) + jitter_ms) / 1e3 / speed
+    if span_s > _LONGEST_S:
+        raise ValueError(
+            f"{trace}: arrivals over {span_s / _DAY_S:,.3g} days, a year is the most: are all time stamps "
+            "milliseconds since one moment? else a larger --speed or a --limit"
+        )
 
-    clusters = [item for item in load_manifests(file) if isinstance(item, MooncakeCluster)]
-    if len(clusters) != 1:
-        raise ValueError(f"{file}: {len(clusters)} MooncakeClusters: give a manifest with one")
-    return clusters[0]
+
+def typed() -> str:
+    """The command line, so that somebody else can type it again; folders are of no use to them."""
+    return shlex.join(["mooncakectl", *map(_without_folder, sys.argv[1:])])
+
+
+def _without_folder(word: str) -> str:
+    option, equals, value = word.partition("=") if word.startswith("--") else ("", "", word)
+    return option + equals + (Path(value).name if "/" in value else value)
 
 
 def _policies(text: str, known: Sequence[str]) -> list[str]:
@@ -208,13 +208,17 @@ def _speeds(text: str) -> list[float]:
     return speeds
 
 
-def _sweep(text: str) -> list[int]:
+def _sweep(text: str) -> Sequence[int]:
     if not text:
-        return []
+        return ()
     name, _, span = text.partition("=")
     first, dots, last = span.partition("..")
-    if name != "prefill" or not dots or not first.isdecimal() or not last.isdecimal():
+    if name != "prefill" or not dots or not _is_count(first) or not _is_count(last):
         raise ValueError(f"--sweep {text}: write prefill=FIRST..LAST, e.g. prefill=5..11")
     if int(first) > int(last):
         raise ValueError(f"--sweep {text}: the first number is above the last: write prefill={last}..{first}")
-    return list(range(int(first), int(last) + 1))
+    return range(int(first), int(last) + 1)
+
+
+def _is_count(text: str) -> bool:
+    return text.isdecimal() and len(text) <= _MOST_DIGITS

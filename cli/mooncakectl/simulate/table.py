@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rich.table import Table
+from rich.text import Text
 
 from mooncakectl.console import in_seconds
 from mooncakectl.simulate.naming import common, set_up, varying
@@ -20,10 +21,12 @@ def answers_table(answers: Sequence[Answer], trace: str, seeds: int) -> Table:
         title_justify="left",
         box=None,
         pad_edge=False,
+        collapse_padding=True,
         header_style="bold",
     )
     for name in varies:
-        table.add_column(name, no_wrap=True)
+        # Where all does not fit, names are folded: numbers that are cut are wrong ones.
+        table.add_column(name, overflow="fold")
     for name in ("goodput", "refused", "hits", "TTFT P90", "mean", "TBT P90", "busy P", "D"):
         table.add_column(name, justify="right", no_wrap=True)
     failed = any(each.figures["failed"] for each in answers)
@@ -35,7 +38,7 @@ def answers_table(answers: Sequence[Answer], trace: str, seeds: int) -> Table:
         goodput = figures["goodput"] or 0.0
         table.add_row(
             *(shown[name] for name in varies),
-            f"[bold]{goodput:.1%}[/]" if len(answers) > 1 and goodput == best else f"{goodput:.1%}",
+            Text(f"{goodput:.1%}", "bold" if len(answers) > 1 and goodput == best else ""),
             f"{figures['refused'] or 0:.0f}",
             f"{figures['token_hit_rate'] or 0:.3f}",
             in_seconds(figures["ttft_p90_s"]),

@@ -62,23 +62,19 @@ def _headline(decision: Mapping[str, Any], placement: Mapping[str, Any]) -> Text
 
 
 def _prefill_candidates(considered: Iterable[Mapping[str, Any]], chosen: str) -> Table:
-    table = _table()
-    for heading in ("INSTANCE", "PREFIX", "FETCH", "QUEUE", "TRANSFER", "PREFILL", "= TTFT", "DELAYS"):
-        table.add_column(heading, justify="left" if heading == "INSTANCE" else "right")
+    table = _candidates("PREFIX", "FETCH", "QUEUE", "TRANSFER", "PREFILL", "= TTFT", "DELAYS")
     for one in considered:
         seconds = [_seconds(one.get(name)) for name in _PREFILL_SECONDS]
         tokens = [_tokens(one.get(name)) for name in ("prefix_tokens", "fetch_tokens")]
-        table.add_row(_marked(one, chosen), *tokens, *seconds)
+        table.add_row(*_marked(one, chosen), *tokens, *seconds)
     return table
 
 
 def _decode_candidates(considered: Iterable[Mapping[str, Any]], chosen: str) -> Table:
-    table = _table()
-    for heading in ("INSTANCE", "BATCH", "KV TOKENS", "TBT"):
-        table.add_column(heading, justify="left" if heading == "INSTANCE" else "right")
+    table = _candidates("BATCH", "KV TOKENS", "TBT")
     for one in considered:
         row = [_tokens(one.get("batch")), _tokens(one.get("kv_tokens")), _seconds(one.get("tbt_s"))]
-        table.add_row(_marked(one, chosen), *row)
+        table.add_row(*_marked(one, chosen), *row)
     return table
 
 
@@ -98,12 +94,23 @@ def _titled(title: str, table: Table) -> list[RenderableType]:
 
 
 def _table() -> Table:
-    return Table(box=None, pad_edge=False, header_style="bold")
+    return Table(box=None, pad_edge=False, collapse_padding=True, header_style="bold")
 
 
-def _marked(candidate: Mapping[str, Any], chosen: str) -> Text:
+def _candidates(*figures: str) -> Table:
+    """A table of instances, the chosen one marked; where all does not fit, names are folded, not figures."""
+    table = _table()
+    table.add_column("")
+    table.add_column("INSTANCE", overflow="fold")
+    for heading in figures:
+        table.add_column(heading, justify="right", no_wrap=True)
+    return table
+
+
+def _marked(candidate: Mapping[str, Any], chosen: str) -> tuple[Text, Text]:
     name = str(candidate.get("instance", ""))
-    return Text(f"→ {name}", style="green") if name == chosen else Text(f"  {name}")
+    mark, style = ("→", "green") if name == chosen else ("", "")
+    return Text(mark, style), Text(name, style)
 
 
 def _id(instance: Any) -> str:

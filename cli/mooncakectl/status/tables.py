@@ -30,7 +30,9 @@ def snapshot_tables(snapshot: Snapshot, pods: Sequence[PodStatus] = ()) -> Rende
 
 def _instances(rows: Sequence[InstanceRow]) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for heading in ("INSTANCE", "ROLE", "STATE"):
+    # Where all does not fit, names are folded: numbers that are cut are wrong ones.
+    table.add_column("INSTANCE", overflow="fold")
+    for heading in ("ROLE", "STATE"):
         table.add_column(heading, no_wrap=True)
     for heading in ("REQS", "QUEUE", "BATCH", "KV", "HITS"):
         table.add_column(heading, justify="right", no_wrap=True)

@@ -3,7 +3,15 @@
 from mooncake_core.api.base import API_VERSION, GROUP, VERSION
 from mooncake_core.api.cluster import MooncakeCluster, MooncakeClusterSpec
 from mooncake_core.api.kvcache import KVCachePoolEntry, KVCachePoolSpec, MooncakeKVCachePool
-from mooncake_core.api.manifests import KINDS, ManifestError, Object, Pool, load_manifests, parse_object
+from mooncake_core.api.manifests import (
+    KINDS,
+    ManifestError,
+    Object,
+    Pool,
+    load_manifests,
+    parse_manifests,
+    parse_object,
+)
 from mooncake_core.api.pools import (
     EnginePoolEntry,
     EnginePoolSpec,
@@ -29,5 +37,6 @@ __all__ = [
     "Object",
     "Pool",
     "load_manifests",
+    "parse_manifests",
     "parse_object",
 ]

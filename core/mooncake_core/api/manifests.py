@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import base64
+import binascii
 import difflib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -73,14 +75,35 @@ def load_manifests(source: str | Path) -> list[Object | KubernetesObject]:
         ManifestError: something cannot be read or is wrong; every problem found is listed.
     """
     problems: list[str] = []
+    return _checked(_documents(source, problems), problems, _label(source))
+
+
+def parse_manifests(text: str, *, file: str = _NO_FILE) -> list[Object | KubernetesObject]:
+    """Check all documents of a YAML text that was read already; as `load_manifests`.
+
+    Args:
+        text: the YAML.
+        file: where it comes from, for messages.
+
+    Raises:
+        ManifestError: as `load_manifests`.
+    """
+    problems: list[str] = []
+    return _checked(_parsed(file, text, problems), problems, file)
+
+
+def _checked(
+    documents: Iterable[_Document], problems: list[str], label: str
+) -> list[Object | KubernetesObject]:
+    """The objects of all documents; problems are those of reading, as far as they are known yet."""
     objects: list[Object | KubernetesObject] = []
-    for document in _documents(source, problems):
+    for document in documents:
         read = _object(document, problems)
         if read is not None:
             objects.append(read)
             problems += _clashes(document, objects)
     if not problems and not objects:
-        problems.append(f"{_label(source)}: no documents; write at least a MooncakeCluster")
+        problems.append(f"{label}: no documents; write at least a MooncakeCluster")
     if problems:
         raise ManifestError(problems)
     return objects
@@ -111,11 +134,15 @@ def _documents(source: str | Path, problems: list[str]) -> Iterator[_Document]:
 
 
 def _files(path: Path, problems: list[str]) -> Iterator[_Document]:
-    files = (
-        sorted(file for file in path.iterdir() if file.suffix in (".yaml", ".yml"))
-        if path.is_dir()
-        else [path]
-    )
+    try:
+        files = (
+            sorted(file for file in path.iterdir() if file.suffix in (".yaml", ".yml"))
+            if path.is_dir()
+            else [path]
+        )
+    except OSError as error:
+        problems.append(f"{path}: {error.strerror}")
+        return
     for file in files:
         try:
             text = file.read_text(encoding="utf-8")
@@ -140,7 +167,9 @@ def _parsed(file: str, text: str, problems: list[str]) -> Iterator[_Document]:
         position = f":{mark.line + 1}:{mark.column + 1}" if mark else ""
         problems.append(f"{file}{position}: not YAML: {error.problem or error.context}")
     except yaml.YAMLError as error:
-        problems.append(f"{file}: not YAML: {error}")
+        problems.append(f"{file}: not YAML: {error}".replace("\n", " "))
+    except RecursionError:
+        problems.append(f"{file}: nested too deeply; no manifest has that many levels")
 
 
 def _object(document: _Document, problems: list[str]) -> Object | KubernetesObject | None:
@@ -149,8 +178,11 @@ def _object(document: _Document, problems: list[str]) -> Object | KubernetesObje
         problems.append(f"{document.where}: must be a mapping with apiVersion, kind, metadata and spec")
         return None
     kind, api_version = content.get("kind"), content.get("apiVersion")
-    if api_version == "v1" and kind in _CORE_KINDS:
-        return _core_object(document, problems)
+    if kind in _CORE_KINDS:
+        if api_version == "v1":
+            return _core_object(document, problems)
+        problems.append(f"{document.where}: apiVersion: must be v1 (got {api_version or 'nothing'})")
+        return None
     model = KINDS.get(kind) if isinstance(kind, str) else None
     if model is None:
         problems.append(f"{document.where}: kind: {_unknown_kind(kind)}")
@@ -170,13 +202,52 @@ def _object(document: _Document, problems: list[str]) -> Object | KubernetesObje
 
 def _core_object(document: _Document, problems: list[str]) -> KubernetesObject | None:
     content: KubernetesObject = document.content
-    if not isinstance(content.get("metadata"), dict) or not content["metadata"].get("name"):
-        problems.append(f"{document.where}: metadata.name: is required; write the name of the object")
-        return None
+    found = [*_core_metadata(content), *_core_data(content)]
     known = {"apiVersion", "kind", "metadata", "data", "stringData", "binaryData", "type", "immutable"}
-    unknown = sorted(content.keys() - known)
-    problems += [f"{document.where}: {field}: unknown field; remove it" for field in unknown]
-    return None if unknown else content
+    # Keys need not be words.
+    found += [f"{field}: unknown field; remove it" for field in sorted(map(str, content.keys() - known))]
+    problems += [f"{document.where}: {problem}" for problem in found]
+    return None if found else content
+
+
+def _core_metadata(content: KubernetesObject) -> Iterator[str]:
+    metadata = content.get("metadata")
+    if not isinstance(metadata, dict) or not metadata.get("name"):
+        yield "metadata.name: is required; write the name of the object"
+        return
+    for field in ("name", "namespace"):
+        if not isinstance(metadata.get(field, ""), str):
+            yield f"metadata.{field}: must be text (got {metadata[field]}); write it in quotes"
+
+
+def _core_data(content: KubernetesObject) -> Iterator[str]:
+    """What the API server would refuse of a Secret or a ConfigMap."""
+    in_base64 = ("data", "binaryData") if content["kind"] == "Secret" else ("binaryData",)
+    for section in ("data", "stringData", "binaryData"):
+        entries = content.get(section)
+        if entries is None:
+            continue
+        if not isinstance(entries, dict):
+            yield f"{section}: must be a mapping of keys to texts; write e.g. {{key: text}}"
+            continue
+        for key, text in entries.items():
+            if not isinstance(text, str):
+                # What it is instead stays unsaid: it may be secret.
+                yield f"{section}.{key}: must be text; write it in quotes"
+            elif section in in_base64 and not _is_base64(text):
+                yield f"{section}.{key}: is not base64; {_plain_section(content)} takes plain text"
+
+
+def _is_base64(text: str) -> bool:
+    try:
+        base64.b64decode(text.replace("\r", "").replace("\n", ""), validate=True)
+    except (binascii.Error, ValueError):
+        return False
+    return True
+
+
+def _plain_section(content: KubernetesObject) -> str:
+    return "stringData" if content["kind"] == "Secret" else "data"
 
 
 def _unknown_kind(kind: Any) -> str:

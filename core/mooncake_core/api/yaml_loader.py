@@ -23,6 +23,15 @@ class ManifestLoader(yaml.SafeLoader):
                 seen.add(key.value)
         return super().construct_mapping(node, deep=deep)
 
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        """Build a value; one that its tag does not fit is an error with a place, as all others are."""
+        try:
+            return super().construct_object(node, deep=deep)
+        except (ValueError, KeyError, AttributeError) as error:
+            # `!!int abc`, `!!bool maybe`, `!!timestamp soon`, a number of thousands of digits.
+            said = f"{str(node.value)[:40]} is no {node.tag.rpartition(':')[2]}"
+            raise yaml.constructor.ConstructorError(None, None, said, node.start_mark) from error
+
 
 _RESOLVED = {
     first: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:timestamp"]

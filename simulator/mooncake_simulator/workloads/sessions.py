@@ -7,6 +7,7 @@ ten a further turn of an earlier one, a token hit rate near 0.37 with a cache wi
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable, Iterator
 from typing import Final, Literal, TypeAlias
@@ -46,6 +47,9 @@ class SessionShape(msgspec.Struct, frozen=True, kw_only=True):
     """A session ends before a prompt gets longer than this (the longest of the trace)."""
 
 
+_MOST: Final = 1e9
+"""Of tokens, turns, and seconds between them."""
+
 CONVERSATION: Final = SessionShape()
 """Like the conversation trace."""
 
@@ -72,7 +76,9 @@ def generate(
     chance = random.Random(seed)
     names = _Names()
     prompts = [
-        names.blocks_for(_tokens(shape.system_tokens, chance)) for _ in range(max(shape.system_prompts, 1))
+        # A prompt has at least a token beside that of its system prompt.
+        names.blocks_for(min(_tokens(shape.system_tokens, chance), shape.max_input_tokens - 1))
+        for _ in range(max(shape.system_prompts, 1))
     ]
     requests: list[Request] = []
     for done, start_s in enumerate(_starts(sessions, shape, chance), start=1):
@@ -107,11 +113,15 @@ class _Names:
         tokens = prefix.tokens + by_tokens
         return _Prefix(tokens, prefix.full + self.new(tokens // BLOCK_TOKENS - len(prefix.full)))
 
+    def pass_over(self, prefix: _Prefix, by_tokens: int) -> None:
+        """As `grown`, for a prompt that is not wanted: the same seed makes the same names."""
+        self._next += (prefix.tokens + by_tokens) // BLOCK_TOKENS - len(prefix.full)
+
 
 def _session(
     start_s: float, system: _Prefix, shape: SessionShape, chance: random.Random, names: _Names
 ) -> Iterator[Request]:
-    turns = max(1, round(shape.turns.draw(chance)))
+    turns = max(1, round(_drawn(shape.turns, chance)))
     room = max(1, shape.max_input_tokens - system.tokens)
     prompt = names.grown(system, min(_tokens(shape.first_tokens, chance), room))
     at_s = start_s
@@ -124,15 +134,19 @@ def _session(
             output_length=output,
             hash_ids=prompt.full + partial,
         )
-        prompt = names.grown(prompt, output + _tokens(shape.user_tokens, chance))
-        if prompt.tokens > shape.max_input_tokens:
+        added = output + _tokens(shape.user_tokens, chance)
+        if prompt.tokens + added > shape.max_input_tokens:
+            names.pass_over(prompt, added)
             return
-        at_s += shape.gap_s.draw(chance)
+        prompt = names.grown(prompt, added)
+        at_s += _drawn(shape.gap_s, chance)
 
 
 def _starts(sessions: int, shape: SessionShape, chance: random.Random) -> Iterator[float]:
-    if shape.sessions_per_s <= 0:
-        raise ValueError(f"{shape.sessions_per_s:g} sessions a second: expected more than 0")
+    if not 1 / _MOST <= shape.sessions_per_s <= _MOST:
+        raise ValueError(
+            f"{shape.sessions_per_s:g} sessions a second: expected more than 0, at most {_MOST:g}"
+        )
     period_s = 1 / shape.sessions_per_s
     at_s = 0.0
     for number in range(sessions):
@@ -152,4 +166,14 @@ def _favoured(prompts: list[_Prefix], chance: random.Random) -> _Prefix:
 
 
 def _tokens(lengths: Distribution, chance: random.Random) -> int:
-    return max(1, round(lengths.draw(chance)))
+    return max(1, round(_drawn(lengths, chance)))
+
+
+def _drawn(distribution: Distribution, chance: random.Random) -> float:
+    try:
+        value = distribution.draw(chance)
+    except OverflowError:
+        value = math.inf
+    if not value <= _MOST:
+        raise ValueError(f"{distribution}: a value of {value:g}: no trace holds more than {_MOST:g}")
+    return value

@@ -430,3 +430,48 @@ async def test_what_is_stopped_does_not_start_anew(folders: Folders) -> None:
         await runtime.stop()
         assert all(map(gone, first))
         assert set(pids(runtime).values()) == {None}
+
+
+async def test_a_full_disk_keeps_nothing_from_running_and_is_told(folders: Folders) -> None:
+    events: list[str] = []
+    async with LocalRuntime(folders, on_event=lambda pod, name, line: events.append(line)) as runtime:
+        log = folders.log("a", "main")
+        log.parent.mkdir(parents=True)
+        log.symlink_to("/dev/full")
+        # Where the list of processes is written first.
+        (folders.state / "state.new").mkdir()
+        runtime.start(World((pod("a", python("main", "import time; time.sleep(600)")),)))
+        await runtime.wait_ready(20)
+        assert events == [f"its log cannot be written: {log}: No space left on device"]
+        (pid,) = pids(runtime).values()
+    assert pid is not None
+    assert gone(pid)
+    assert not folders.run.exists()
+
+
+async def test_a_pod_whose_volumes_cannot_be_made_says_so(folders: Folders) -> None:
+    events: list[tuple[str, str]] = []
+    scratch = {"volumes": [{"name": "scratch", "emptyDir": {}}]}
+    async with LocalRuntime(folders, on_event=lambda pod, _, line: events.append((pod, line))) as runtime:
+        place = folders.pod("a") / "scratch"
+        place.parent.mkdir()
+        place.write_text("a file, where a folder is wanted")
+        runtime.start(World((pod("a", python("main", SLEEP), **scratch), pod("b", python("main", SLEEP)))))
+        await until(lambda: bool(events))
+        with pytest.raises(LocalRuntimeError, match=rf"a \(main: could not be started: {place}: File exists"):
+            await runtime.wait_ready(0.1)
+        await until(lambda: [status.ready for status in runtime.statuses()] == [False, True])
+    assert events == [("a", f"could not be started: {place}: File exists")]
+
+
+async def test_a_log_that_cannot_be_kept_is_emptied_all_the_same(folders: Folders) -> None:
+    async with LocalRuntime(folders) as runtime:
+        runtime.start(World((pod("a", python("main", SLEEP)), pod("b", python("main", SLEEP)))))
+        await until(lambda: all(status.ready for status in runtime.statuses()))
+        for name in ("a", "b"):
+            runtime.log(name, "main").write_bytes(b"x" * 5_000)
+            runtime.log(name, "main").with_suffix(".log.1").symlink_to("/dev/full")
+        runtime._machine.bound_logs(longest_bytes=4_000)
+        for name in ("a", "b"):
+            assert runtime.log(name, "main").stat().st_size == 0
+            assert not runtime.log(name, "main").with_suffix(".log.1").exists()

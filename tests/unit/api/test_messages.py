@@ -1,11 +1,18 @@
 """What the author of a wrong manifest is told: where, what is wrong, what to write."""
 
+import re
 from pathlib import Path
 
 import pytest
 import yaml
 
-from mooncake_core.api import ManifestError, MooncakeCluster, MooncakeDecodePool, load_manifests
+from mooncake_core.api import (
+    ManifestError,
+    MooncakeCluster,
+    MooncakeDecodePool,
+    load_manifests,
+    parse_manifests,
+)
 
 MINIMAL = """
 apiVersion: mooncake.io/v1alpha1
@@ -277,9 +284,72 @@ def test_a_key_that_comes_twice_is_refused_where_yaml_would_keep_the_last():
         load_manifests(MINIMAL.replace("{name: decode}", "{name: decode, replicas: 1, replicas: 2}"))
 
 
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        ("!!int abc", "abc is no int"),
+        ("!!float abc", "abc is no float"),
+        ("!!bool perhaps", "perhaps is no bool"),
+        ("!!timestamp 2026-99-99", "2026-99-99 is no timestamp"),
+        ("!!timestamp soon", "soon is no timestamp"),
+        ("9" * 5_000, "9" * 40 + " is no int"),
+        ("!!python/object:os.system a", "could not determine a constructor"),
+    ],
+)
+def test_a_value_that_its_tag_does_not_fit_is_located(value: str, said: str):
+    text = MINIMAL.replace("{name: decode}", f"{{name: decode, replicas: {value}}}")
+    with pytest.raises(ManifestError, match=rf"^manifest:\d+:\d+: not YAML: {re.escape(said)}"):
+        load_manifests(text)
+
+
+@pytest.mark.parametrize("text", ["[" * 20_000, "\n".join(" " * depth + "a:" for depth in range(3_000))])
+def test_what_is_nested_without_end_is_refused(text: str):
+    with pytest.raises(ManifestError, match="nested too deeply"):
+        parse_manifests(text)
+
+
+def test_a_text_is_never_taken_for_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "a.yaml").write_text(MINIMAL)
+    monkeypatch.chdir(tmp_path)
+    for text in ("", "a.yaml"):
+        with pytest.raises(ManifestError, match=r"^typed: "):
+            parse_manifests(text, file="typed")
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ("data: {password: 123456}", "data.password: must be text; write it in quotes"),
+        ("data: {a: é}", "data.a: is not base64; stringData takes plain text"),
+        ("data: [a]", "data: must be a mapping of keys to texts"),
+        ("stringData: hello", "stringData: must be a mapping of keys to texts"),
+        ("2: b", "2: unknown field; remove it"),
+    ],
+)
+def test_a_secret_that_the_api_server_refuses_is_refused_without_telling_it(fields: str, said: str):
+    text = f"apiVersion: v1\nkind: Secret\nmetadata: {{name: keys}}\n{fields}\n"
+    with pytest.raises(ManifestError, match=f"Secret/keys: {re.escape(said)}") as refused:
+        parse_manifests(text)
+    assert "123456" not in str(refused.value)
+    assert parse_manifests(text.replace(fields, "data: {a: 'YWJj\n\n  ZGVm'}"))
+
+
+@pytest.mark.parametrize("metadata", ["{name: [a]}", "{name: 5}", "{name: a, namespace: {}}", "{}", "a"])
+def test_an_object_without_a_proper_name_is_refused(metadata: str):
+    with pytest.raises(ManifestError, match=r"metadata\.name"):
+        parse_manifests(f"apiVersion: v1\nkind: ConfigMap\nmetadata: {metadata}\n")
+
+
+def test_a_secret_of_no_version_is_told_which_one_there_is():
+    with pytest.raises(ManifestError, match=r"Secret/a: apiVersion: must be v1 \(got nothing\)"):
+        parse_manifests("kind: Secret\nmetadata: {name: a}\n")
+
+
 def test_a_missing_file_is_said_to_be_missing(tmp_path: Path):
     with pytest.raises(ManifestError, match="No such file"):
         load_manifests(tmp_path / "nowhere.yaml")
+    with pytest.raises(ManifestError, match="File name too long"):
+        load_manifests(tmp_path / ("n" * 300))
     with pytest.raises(ManifestError, match=r"nowhere.yaml: no such file"):
         load_manifests("nowhere.yaml")
 

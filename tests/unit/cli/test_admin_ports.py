@@ -27,6 +27,8 @@ class Port(BaseHTTPRequestHandler):
     """One process that is an admin port and a store's master."""
 
     def _answer(self) -> None:
+        if self.server.instead is not None:
+            return self._send(200, self.server.instead)
         if self.path == "/metrics":
             return self._send(200, METRICS)
         if self.path == "/instances":
@@ -54,12 +56,14 @@ class Port(BaseHTTPRequestHandler):
 class Server(ThreadingHTTPServer):
     asked: list[str]
     stores: dict[str, str]
+    instead: bytes | None
+    """What is answered to everything."""
 
 
 @pytest.fixture
 def server() -> Iterator[Server]:
     with Server(("127.0.0.1", 0), Port) as serving:
-        serving.asked, serving.stores = [], {}
+        serving.asked, serving.stores, serving.instead = [], {}, None
         thread = Thread(target=serving.serve_forever, daemon=True)
         thread.start()
         yield serving
@@ -110,3 +114,25 @@ def test_the_status_tells_how_full_the_store_is_and_when_its_master_cannot_be_as
     assert "store far  its master cannot be asked from here" in result.stdout
     told = json.loads(CliRunner().invoke(build_app(), ["status", "--json"]).stdout)
     assert {store["id"]: store["blocks"] for store in told["stores"]} == {"kv": 6711, "far": None}
+
+
+@pytest.mark.parametrize("instead", [b"", b"[1]", b"null", b"5", b"<html>", b"\xff"])
+@pytest.mark.parametrize("command", [["status"], ["explain", "r-1"], ["drain", "p-0"]])
+def test_what_is_no_admin_port_is_told(
+    ports: list[str], server: Server, command: list[str], instead: bytes
+) -> None:
+    server.instead = instead
+    with pytest.raises(CommandError, match="answers no JSON object"):
+        CliRunner().invoke(build_app(), [*command, "--url", ports[1]], catch_exceptions=False)
+
+
+@pytest.mark.parametrize("instead", [b"{}", b'{"instances": 5}', b'{"instances": [5]}'])
+def test_a_status_without_instances_is_none(ports: list[str], server: Server, instead: bytes) -> None:
+    server.instead = instead
+    with pytest.raises(CommandError, match="/instances lists no instances"):
+        CliRunner().invoke(build_app(), ["status", "--url", ports[1]], catch_exceptions=False)
+
+
+def test_an_empty_id_is_no_question(ports: list[str]) -> None:
+    with pytest.raises(CommandError, match="no id: write that of the answer's header x-request-id"):
+        CliRunner().invoke(build_app(), ["explain", ""], catch_exceptions=False)

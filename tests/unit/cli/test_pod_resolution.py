@@ -146,11 +146,21 @@ def test_a_redis_server_that_is_too_old_gives_way_to_a_valkey(
 def test_secrets_can_be_given_as_a_folder(tmp_path: Path) -> None:
     (tmp_path / "keys").mkdir()
     (tmp_path / "keys" / "keys.json").write_text("{}")
-    (tmp_path / "redis.yaml").write_text("kind: Secret\nmetadata: {name: redis}\nstringData: {url: r}\n")
+    redis = tmp_path / "redis.yaml"
+    redis.write_text("apiVersion: v1\nkind: Secret\nmetadata: {name: redis}\nstringData: {url: r}\n")
     world = World.of([{"kind": "Secret", "metadata": {"name": "redis"}, "data": {}}], secrets_dir=tmp_path)
     assert world.secrets == {"keys": {"keys.json": b"{}"}, "redis": {"url": b"r"}}
     with pytest.raises(LocalRuntimeError, match=r"data.k is not base64; stringData"):
         World.of([{"kind": "Secret", "metadata": {"name": "s"}, "data": {"k": "no base64!"}}])
+    for wrong in (
+        b"\xff\xfe",
+        b"apiVersion: v1\nkind: Secret\n",
+        b"kind: Secret\nmetadata: {name: a}\n",
+        b"[",
+    ):
+        redis.write_bytes(wrong)
+        with pytest.raises(LocalRuntimeError, match=r"--secrets .*redis\.yaml"):
+            World.of([], secrets_dir=tmp_path)
     with pytest.raises(LocalRuntimeError, match=r"--secrets .*No such file"):
         World.of([], secrets_dir=tmp_path / "absent")
 
