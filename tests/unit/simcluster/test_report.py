@@ -118,6 +118,27 @@ def test_curves_rise_and_end_at_the_share_that_was_answered(tmp_path: Path) -> N
     assert "SLO 30 s" in first
 
 
+def test_a_single_request_is_a_line_that_can_be_seen(tmp_path: Path) -> None:
+    text = _report(tmp_path, "--limit", "1")
+    for drawing in re.findall(r'<svg role="img".*?</svg>', text)[:2]:
+        (line,) = [each for each in ElementTree.fromstring(drawing) if each.tag == "polyline"]
+        begin, end = line.attrib["points"].split()
+        assert begin.split(",")[0] == end.split(",")[0]
+        assert begin != end
+
+
+def test_a_sweep_of_more_lines_than_colours_says_which_are_drawn(tmp_path: Path) -> None:
+    text = _report(tmp_path, "--policy", "all", "--sweep", "prefill=1..3", "--limit", "20")
+    page = _Page(text)
+    assert "Drawn are the 8 of 10 with the highest goodput." in text
+    numbers = page.tables[page.headings.index("Prefill to decode")]
+    assert {row[1] for row in numbers[1:]} >= {"kv-centric", "sglang-cache-aware", "llm-d-weighted"}
+    assert "· <" not in text
+    # What all runs have in common is said once, above.
+    assert page.tables[0][0][:2] == ["P+D", "policy"]
+    assert "speed" not in page.tables[0][0]
+
+
 def test_what_there_is_nothing_of_is_left_out(tmp_path: Path) -> None:
     page = _Page(_report(tmp_path))
     assert "Refused, by reason" not in page.headings

@@ -7,7 +7,7 @@ from html import escape
 from importlib.resources import files
 
 from mooncakectl.console import in_seconds
-from mooncakectl.simulate.naming import common, set_up
+from mooncakectl.simulate.naming import common, set_up, varying
 from mooncakectl.simulate.report.plots import Plot, plots
 from mooncakectl.simulate.report.svg import COLOURS
 from mooncakectl.simulate.runs import Answer
@@ -82,20 +82,21 @@ def _key(at: int, shape: str) -> str:
 
 
 def _runs(answers: Sequence[Answer]) -> str:
-    varies = list(set_up(answers[0].question))
+    # What they have in common stands above.
+    varies = varying(answers) or ["P+D"]
     head = [
         *varies, "inside the SLO", "of tokens", "refused", "cut off", "prefills thrown away", "hit rate",
         "TTFT mean", "P90", "P99", "TBT mean", "P90", "prefill busy", "decode busy",
     ]  # fmt: skip
-    return _table(head, [_run(answer) for answer in answers], "All runs", first=len(varies))
+    return _table(head, [_run(answer, varies) for answer in answers], "All runs", first=len(varies))
 
 
-def _run(answer: Answer) -> list[str]:
+def _run(answer: Answer, varies: Sequence[str]) -> list[str]:
     figures = answer.figures
     times = [in_seconds(figures[name]) for name in _TIMES]
     busy = [f"{figures[f'{stage}_utilisation'] or 0:.0%}" for stage in ("prefill", "decode")]
     return [
-        *set_up(answer.question).values(),
+        *(set_up(answer.question)[name] for name in varies),
         f"{figures['goodput'] or 0:.1%}",
         f"{figures['token_goodput'] or 0:.1%}",
         f"{figures['refused'] or 0:,.0f} of {figures['requests'] or 0:,.0f}",
@@ -112,7 +113,10 @@ _TIMES = ("ttft_mean_s", "ttft_p90_s", "ttft_p99_s", "tbt_mean_s", "tbt_p90_s")
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]], label: str, first: int = 1) -> str:
     """A table; its first columns say what the row is about."""
-    heads = "".join(f'<th scope="col">{escape(each)}</th>' for each in head)
+    heads = "".join(
+        f'<th scope="col"{" class=about" if at < first else ""}>{escape(each)}</th>'
+        for at, each in enumerate(head)
+    )
     body = []
     for row in rows:
         cells = [

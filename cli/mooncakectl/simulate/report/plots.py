@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from mooncakectl.simulate.curves import Curves
-from mooncakectl.simulate.naming import names, set_up
+from mooncakectl.simulate.naming import names, set_up, varying
 from mooncakectl.simulate.report import axes, svg
 from mooncakectl.simulate.runs import Answer
 
@@ -62,7 +62,7 @@ def _distribution(
         if not ordered:
             continue
         top = answer.curves.answered if whole else 1.0
-        points = [(each, (at + 1) / len(ordered) * top) for at, each in enumerate(ordered)]
+        points = _cumulated(ordered, top)
         lines.append(svg.Line(name, points, colour))
         shares = (0.5, 0.9, 0.99)
         rows.append([name, *(axes.seconds(_at(points, share)) if share <= top else "–" for share in shares)])
@@ -86,6 +86,12 @@ def _distribution(
     return Plot(title, told, [("", drawing)], legend, ["run", "P50", "P90", "P99"], rows)
 
 
+def _cumulated(ordered: Sequence[float], top: float = 1.0) -> list[tuple[float, float]]:
+    """Each value with the share of those up to it; from 0 on, so that a single one is a line too."""
+    shares = [(each, (at + 1) / len(ordered) * top) for at, each in enumerate(ordered)]
+    return [(ordered[0], 0.0), *shares]
+
+
 def _at(points: Sequence[tuple[float, float]], share: float) -> float:
     return next((x for x, y in points if y >= share - 1e-9), points[-1][0])
 
@@ -96,11 +102,13 @@ def _sweep(answers: Sequence[Answer]) -> list[Plot | None]:
     if len(counts) < 2:
         return []
     lines: dict[str, list[Answer]] = {}
+    others = [name for name in varying(answers) if name != "P+D"] or ["policy"]
     for answer in sorted(answers, key=lambda each: each.question.spec.prefill):
-        others = set_up(answer.question)
-        del others["P+D"]
-        lines.setdefault(" · ".join(others.values()), []).append(answer)
-    legend = list(lines)[: svg.COLOURS]
+        own = set_up(answer.question)
+        lines.setdefault(" · ".join(own[name] for name in others), []).append(answer)
+    best = sorted(lines, key=lambda name: -max(_figure(each, "goodput") for each in lines[name]))
+    # In the order of the table.
+    legend = [name for name in lines if name in best[: svg.COLOURS]]
     # With room beside the first and the last.
     ends = counts[0] - 0.3, counts[-1] + 0.3
     x = axes.Axis(*ends, *svg.SMALL.across(), "prefill instances, of the same in all", axes.plain, whole=True)
@@ -122,6 +130,8 @@ def _sweep(answers: Sequence[Answer]) -> list[Plot | None]:
     rows = [_swept(name, answer) for name, row in lines.items() for answer in row]
     told = "The same instances in all, divided otherwise: too few for prefill and prompts queue, too few for "
     told += "decode and tokens come late."
+    if len(legend) < len(lines):
+        told += f" Drawn are the {len(legend)} of {len(lines)} with the highest goodput."
     head = ["P+D", "run", "inside the SLO", "mean TTFT", "mean TBT"]
     return [Plot("Prefill to decode", told, drawn, legend, head, rows)]
 
@@ -168,7 +178,16 @@ def _sources(chosen: Sequence[tuple[str, Answer]]) -> Plot | None:
         total = sum(tokens.values())
         sizes.append([tokens.get(part, 0) / total if total else 0.0 for part in parts])
     told = "Of the prompt tokens that were prefilled: what was found, and where; the rest was computed."
-    return _bars("Where prompts came from", told, [n for n, _ in chosen], parts, sizes, 1.0, axes.percent)
+    return _bars(
+        "Where prompts came from",
+        told,
+        [n for n, _ in chosen],
+        parts,
+        sizes,
+        1.0,
+        "share of prompt tokens",
+        axes.percent,
+    )
 
 
 def _replicas(chosen: Sequence[tuple[str, Answer]]) -> Plot | None:
@@ -181,7 +200,7 @@ def _replicas(chosen: Sequence[tuple[str, Answer]]) -> Plot | None:
         samples = len(next(iter(seen.holders.values())))
         unit_s, unit = _unit(samples * seen.every_s)
         x = axes.Axis(0, samples * seen.every_s / unit_s, *svg.SMALL.across(), unit, axes.plain)
-        y = axes.Axis(0, most, *svg.SMALL.upwards(), "", axes.plain, whole=True)
+        y = axes.Axis(0, most, *svg.SMALL.upwards(), "instances", axes.plain, whole=True)
         lines = []
         for colour, (rank, counts) in enumerate(seen.holders.items()):
             called = f"block of rank {rank:,}"
@@ -209,20 +228,24 @@ def _promotions(chosen: Sequence[tuple[str, Answer]]) -> Plot | None:
         "Blocks that were read from SSD to DRAM before the session's next turn: used once they were there, "
     )
     told += "asked for too soon, or dropped unused."
-    return _counted("Read ahead from SSD", told, [(name, a.curves.promoted_blocks) for name, a in chosen])
+    return _counted(
+        "Read ahead from SSD", told, [(name, a.curves.promoted_blocks) for name, a in chosen], "blocks"
+    )
 
 
 def _refusals(chosen: Sequence[tuple[str, Answer]]) -> Plot | None:
     told = "Requests that were refused (of the first seed), and what would have been broken."
-    return _counted("Refused, by reason", told, [(name, a.curves.refused_by_reason) for name, a in chosen])
+    return _counted(
+        "Refused, by reason", told, [(name, a.curves.refused_by_reason) for name, a in chosen], "requests"
+    )
 
 
-def _counted(title: str, told: str, chosen: Sequence[tuple[str, dict[str, int]]]) -> Plot | None:
+def _counted(title: str, told: str, chosen: Sequence[tuple[str, dict[str, int]]], what: str) -> Plot | None:
     """Bars of what was counted, where anything was."""
     parts = list(dict.fromkeys(part for _, counts in chosen for part in counts))
     sizes = [[float(counts.get(part, 0)) for part in parts] for _, counts in chosen]
     most = max([sum(row) for row in sizes], default=0.0)
-    return _bars(title, told, [name for name, _ in chosen], parts, sizes, most) if most else None
+    return _bars(title, told, [name for name, _ in chosen], parts, sizes, most, what) if most else None
 
 
 def _bars(
@@ -232,11 +255,12 @@ def _bars(
     parts: Sequence[str],
     sizes: Sequence[Sequence[float]],
     most: float,
+    what: str,
     shown: Callable[[float], str] | None = None,
 ) -> Plot:
-    """Bars in parts: of requests, where it is not said how a size is written."""
+    """Bars in parts; of whole things, where it is not said how a size is written."""
     whole, shown = shown is None, shown or axes.plain
-    x = axes.Axis(0, most, *svg.LARGE.across(svg.bars_begin(called)), "", shown, whole=whole)
+    x = axes.Axis(0, most, *svg.LARGE.across(svg.bars_begin(called)), what, shown, whole=whole)
     drawing = svg.bar_plot(title, called, parts, sizes, x)
     rows = [[name, *(shown(round(each, 4)) for each in row)] for name, row in zip(called, sizes, strict=True)]
     return Plot(title, told, [("", drawing)], parts, ["run", *parts], rows)
@@ -261,9 +285,8 @@ def _errors(chosen: Sequence[tuple[str, Answer]]) -> Plot | None:
 def _error(heading: str, errors_s: Sequence[tuple[str, list[float]]]) -> tuple[str, str] | None:
     lines = []
     for colour, (name, ordered) in enumerate(errors_s):
-        points = [(each, (at + 1) / len(ordered)) for at, each in enumerate(ordered)]
-        if points:
-            lines.append(svg.Line(name, points, colour))
+        if ordered:
+            lines.append(svg.Line(name, _cumulated(ordered), colour))
     if not lines:
         return None
     # The outermost hundredths would push all others together.
