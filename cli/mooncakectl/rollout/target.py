@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import ssl
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import yaml
 from kubernetes.aio import config
 from kubernetes.aio.client import Configuration
 
@@ -41,6 +43,7 @@ _WORDS = {
     for resource, short in _SHORT.items()
     for word in (*short, resource.kind.lower(), resource.plural)
 }
+_REMEDY = "set KUBECONFIG, or write --kubeconfig FILE"
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,21 +150,33 @@ async def reached(text: str, place: Place) -> AsyncIterator[Target]:
                     f" kubectl get mooncake -n {namespace} lists what there is"
                 ) from error
             yield Target(client, namespace, resource, live)
-    except KubeError as error:
+    except (KubeError, ssl.SSLError) as error:
         raise CommandError(f"the API server at {configuration.host}: {error}") from error
 
 
 async def _configuration(place: Place) -> tuple[Configuration, str]:
-    named = str(place.kubeconfig) if place.kubeconfig is not None else os.environ.get("KUBECONFIG") or None
+    named, files = _files(place)
     found = Configuration()
     try:
         await config.load_kube_config(  # type: ignore[no-untyped-call]
             config_file=named, context=place.context, client_configuration=found, persist_config=False
         )
         contexts, current = config.list_kube_config_contexts(config_file=named)  # type: ignore[no-untyped-call]
-    except (config.ConfigException, OSError) as error:
-        raise CommandError(
-            f"no Kubernetes cluster: {error}; set KUBECONFIG, or write --kubeconfig FILE"
-        ) from error
-    chosen = next((c for c in contexts if c["name"] == place.context), current)
-    return found, place.namespace or chosen["context"].get("namespace") or "default"
+        chosen = next((c for c in contexts if c["name"] == place.context), current)
+        namespace = chosen["context"].get("namespace")
+    except (config.ConfigException, OSError, yaml.YAMLError) as error:
+        said = " ".join(str(error).split())
+        raise CommandError(f"no Kubernetes cluster: {files}: {said}; {_REMEDY}") from error
+    except (ValueError, TypeError, AttributeError, LookupError) as error:
+        # What its reader stumbles over in a file of another kind.
+        raise CommandError(f"no Kubernetes cluster: {files} is no kubeconfig; {_REMEDY}") from error
+    return found, place.namespace or namespace or "default"
+
+
+def _files(place: Place) -> tuple[str | None, str]:
+    """The kubeconfig as the client takes it, and as people call it: one file, or several with colons."""
+    named = str(place.kubeconfig) if place.kubeconfig is not None else os.environ.get("KUBECONFIG") or None
+    files = named or "~/.kube/config"
+    if not any(Path(file).expanduser().exists() for file in files.split(os.pathsep)):
+        raise CommandError(f"no Kubernetes cluster: there is no {files}; {_REMEDY}")
+    return named, files

@@ -291,3 +291,30 @@ def test_no_prompt_is_longer_than_the_longest_that_was_asked_for(tmp_path: Path)
         assert code == 0, told
         lengths = [json.loads(line)["input_length"] for line in out.read_text().splitlines()]
         assert max(lengths) <= most
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"", "config is no kubeconfig"),
+        (b"[1]", "config is no kubeconfig"),
+        (b"\xb6\xff", "config is no kubeconfig"),
+        (b"a: [", "config: while parsing"),
+        (b"{}", "config: Invalid kube-config file. Expected key current-context"),
+    ],
+)
+def test_a_file_that_is_no_kubeconfig_is_named(tmp_path: Path, content: bytes, said: str) -> None:
+    file = tmp_path / "config"
+    file.write_bytes(content)
+    code, printed, told = _run("rollout", "history", "kimi", "--kubeconfig", file)
+    assert (code, printed) == (1, "")
+    assert f"error: no Kubernetes cluster: {tmp_path}/{said}" in told
+    assert "write --kubeconfig FILE" in told
+
+
+def test_a_kubeconfig_that_is_not_there_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KUBECONFIG", f"{tmp_path}/a:{tmp_path}/b")
+    assert f"there is no {tmp_path}/a:{tmp_path}/b" in _run("rollout", "status", "kimi")[2]
+    monkeypatch.delenv("KUBECONFIG")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert "there is no ~/.kube/config" in _run("rollout", "status", "kimi")[2]
