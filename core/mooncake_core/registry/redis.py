@@ -13,10 +13,11 @@ Keys, below one hash tag:
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Sequence
-from typing import Any, cast
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
 
 import msgspec
 import structlog
@@ -152,7 +153,9 @@ class RedisRegistry:
             settings["password"] = password
         self._redis: Redis = Redis.from_url(
             url,
-            socket_timeout=timeout_s,
+            # The time is bounded by `_asked`. With redis-py's own bound a cancellation may be lost: it sends
+            # through `asyncio.wait_for`, which before Python 3.12 swallows one that comes as the send ends.
+            socket_timeout=None,
             socket_connect_timeout=timeout_s,
             retry=Retry(NoBackoff(), 1),
             protocol=2,
@@ -165,6 +168,7 @@ class RedisRegistry:
             for source in (_REGISTER, _HEARTBEAT, _DEREGISTER, _MARK, _LIST)
         }
         self._ttl_s = ttl_s
+        self._timeout_s = timeout_s
         self._born = b""
         self._version = b""
         self._instances: list[Instance] = []
@@ -223,10 +227,7 @@ class RedisRegistry:
         return sorted([*self._instances, *missing], key=lambda instance: instance.id)
 
     async def reports(self) -> dict[str, EngineReport]:
-        try:
-            said = cast("dict[bytes, bytes]", await self._redis.hgetall(f"{self._key}reports"))
-        except RedisError as error:
-            raise await self._as_connection_error(error) from error
+        said: dict[bytes, bytes] = await self._asked(self._redis.hgetall(f"{self._key}reports"))
         reports: dict[str, EngineReport] = {}
         for instance_id, report in said.items():
             with contextlib.suppress(msgspec.DecodeError):  # as `_readable`, but told every second
@@ -250,8 +251,16 @@ class RedisRegistry:
             ) from error
 
     async def _run(self, script: str, *arguments: str | bytes | int) -> Any:
+        return await self._asked(self._scripts[script](keys=[self._key], args=list(arguments)))
+
+    async def _asked(self, question: Awaitable[Any]) -> Any:
         try:
-            return await self._scripts[script](keys=[self._key], args=list(arguments))
+            async with asyncio.timeout(self._timeout_s):
+                return await question
+        except TimeoutError:
+            raise ConnectionError(
+                f"the registry in Redis did not answer within {self._timeout_s:g} s"
+            ) from None
         except RedisError as error:
             raise await self._as_connection_error(error) from error
 

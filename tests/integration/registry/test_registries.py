@@ -227,3 +227,19 @@ async def test_a_record_that_a_newer_version_wrote_hides_no_other(redis_server: 
     with pytest.raises(ConnectionError, match=r"record of strange cannot be read: .*role"):
         await registry.join(instance("strange"))
     await registry.close()
+
+
+async def test_a_cancellation_ends_who_asks_it_whenever_it_comes(registry: Registry) -> None:
+    async def ask_for_ever() -> None:
+        while True:
+            await registry.instances()
+            await asyncio.sleep(0)
+
+    await registry.instances()
+    for turns in range(200):
+        asking = asyncio.create_task(ask_for_ever())
+        for _ in range(turns % 20):
+            await asyncio.sleep(0)
+        asking.cancel()
+        await asyncio.wait({asking}, timeout=5)
+        assert asking.cancelled(), f"it goes on after a cancellation {turns % 20} turns into it"
