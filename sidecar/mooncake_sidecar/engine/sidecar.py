@@ -306,8 +306,8 @@ class Sidecar:
         self.stream = None
         if streaming is not None:
             streaming.cancel()
-            with suppress(asyncio.CancelledError, Exception):
-                await streaming
+            # How it ends is logged; that this task is cancelled meanwhile must not be swallowed.
+            await asyncio.wait({streaming})
 
     # The engine's cache.
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
-from contextlib import suppress
 
 import structlog
 import zmq
@@ -73,11 +72,10 @@ class EventStream:
             while True:
                 await self._read(subscriber)
         finally:
-            for task in (watching, checking, self._replay):
-                if task is not None:
-                    task.cancel()
-                    with suppress(asyncio.CancelledError):
-                        await task
+            helping = [task for task in (watching, checking, self._replay) if task is not None]
+            for task in helping:
+                task.cancel()
+            await asyncio.gather(*helping, return_exceptions=True)
             subscriber.disable_monitor()
             # Closes the sockets too: `term` would wait for ever for one that is left, and the loop with it.
             self._context.destroy(linger=0)
