@@ -52,7 +52,7 @@ e2e-cluster-stop: $(STAMP) ## take it down again
 bench-acceptance: $(STAMP) ## 1 000 requests of the paper's trace through the quickstart, six times (15 minutes)
 	$(BIN)/python -P benchmarks/acceptance
 
-bench-policies: $(STAMP) ## four policies through the quickstart and through the simulator: the same order (10 minutes)
+bench-policies: $(STAMP) ## four policies through the quickstart and through the simulator: the same order (12 minutes)
 	$(BIN)/python -P benchmarks/acceptance/policies.py --json benchmarks/simulator/live.json
 
 bench-router: $(STAMP) ## CPU per request beside vllm-router
