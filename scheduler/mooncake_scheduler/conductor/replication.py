@@ -44,7 +44,7 @@ class Release(NamedTuple):
 
 
 class _Run:
-    __slots__ = ("changed_s", "copies", "hits", "keys", "read_s")
+    __slots__ = ("changed_s", "coming", "copies", "hits", "keys", "read_s")
 
     def __init__(self, keys: Sequence[int], now_s: float) -> None:
         self.keys = keys
@@ -53,6 +53,8 @@ class _Run:
         self.changed_s = float("-inf")
         self.copies: list[Host] = []
         """Hosts to which it was copied, besides the one it came to by itself."""
+        self.coming = False
+        """Whether the last of these copies is still on its way."""
 
 
 class Replication:
@@ -111,7 +113,7 @@ class Replication:
     def plan(
         self, now_s: float, hosts: Collection[Host], homes: Mapping[int, Sequence[Host]]
     ) -> tuple[list[Copy], list[Release]]:
-        """What to copy now, and what to release. Both count as done.
+        """What to copy now, and what to release. Both count as done; a copy is there once `homes` says so.
 
         Args:
             now_s: the time.
@@ -123,11 +125,13 @@ class Replication:
         for name, run in self._runs.items():
             holders = self._holders(run, homes, busy)
             load = self._hits(run, now_s) / self._memory_s * len(run.keys) * self._block_s
+            run.coming = run.coming and run.copies[-1] not in holders
             for host in holders:
                 busy[host] += load / len(holders)
             if not holders and run.copies:
                 self.copied_blocks -= len(run.copies) * len(run.keys)
                 run.copies.clear()
+                run.coming = False
             if holders:
                 hot.append((load, name, run, holders))
         releases = self._releases(now_s, hot, busy)
@@ -137,20 +141,31 @@ class Replication:
         """A host is gone, with all copies on it."""
         for run in self._runs.values():
             if host in run.copies:
+                run.coming = run.coming and run.copies[-1] != host
                 run.copies.remove(host)
                 self.copied_blocks -= len(run.keys)
+
+    def counts(self, copy: Copy) -> bool:
+        """Whether a copy that arrives is still wanted: where it took longer than heat lasts it is not kept."""
+        run = self._runs.get(copy.keys[-1])
+        return run is not None and copy.target in run.copies
 
     def _releases(
         self, now_s: float, hot: list[tuple[float, int, _Run, list[Host]]], busy: dict[Host, float]
     ) -> list[Release]:
         releases = []
         for load, _, run, holders in hot:
-            if not run.copies or now_s - run.changed_s < self._cool_down_s or len(holders) < 2:
+            if not run.copies or now_s - run.changed_s < (
+                self._memory_s if run.coming else self._cool_down_s
+            ):
                 continue
             host = run.copies[-1]
             if host not in holders:
+                run.coming = False
                 run.copies.pop()
                 self.copied_blocks -= len(run.keys)
+                continue
+            if len(holders) < 2:
                 continue
             fewer = [each for each in holders if each != host]
             saved = self._moved(busy, holders, fewer, load)
@@ -168,7 +183,9 @@ class Replication:
     ) -> list[Copy]:
         copies = []
         for load, _, run, holders in nlargest(_LOOKED_AT, hot, key=lambda each: each[:2]):
-            if now_s - run.changed_s < self._cool_down_s or len(holders) >= self._most_replicas:
+            if run.coming or now_s - run.changed_s < self._cool_down_s:
+                continue
+            if len(holders) >= self._most_replicas:
                 continue
             if self.copied_blocks + len(run.keys) > self._most_blocks:
                 continue
@@ -182,6 +199,7 @@ class Replication:
             copies.append(Copy(run.keys, min(holders, key=busy.__getitem__), target))
             _shift(busy, holders, more, load)
             run.copies.append(target)
+            run.coming = True
             run.changed_s = now_s
             self.copied_blocks += len(run.keys)
         return copies

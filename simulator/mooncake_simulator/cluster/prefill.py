@@ -66,8 +66,8 @@ class LaterStages:
             done()
 
 
-class PrefillQueue:
-    """What waits at a prefill instance, and what it computes.
+class OneAtATime:
+    """An instance that computes prompts one after the other, and the seconds that it does.
 
     Args:
         agenda: the time.
@@ -77,10 +77,46 @@ class PrefillQueue:
     def __init__(self, agenda: Agenda, busy: Series | None = None) -> None:
         self._agenda = agenda
         self._busy = busy or Series()
-        self._waiting: deque[Job] = deque()
         self._running: Job | None = None
+        self._until_s = 0.0
         self._later = LaterStages(agenda)
         self.busy_s = 0.0
+
+    def _compute(self, job: Job) -> None:
+        """Begin; `_end` is called when the next one can."""
+        self._running = job
+        seconds, drain_s = job.begin()
+        now_s = self._agenda.now_s
+        self._until_s = now_s + seconds
+        self.busy_s += seconds
+        self._busy.add(now_s, self._until_s)
+        self._agenda.at(self._until_s, self._end, drain_s)
+
+    def _end(self, drain_s: float) -> None:
+        raise NotImplementedError
+
+    def die(self) -> None:
+        """The instance is gone: what it was computing is not computed any further."""
+        now_s = self._agenda.now_s
+        left_s = self._until_s - now_s
+        if left_s > 0:
+            self.busy_s -= left_s
+            self._busy.add(now_s, self._until_s, -1.0)
+        # What it still does goes on unseen.
+        self._busy = Series()
+
+
+class PrefillQueue(OneAtATime):
+    """What waits at a prefill instance, and what it computes: first come, first served.
+
+    Args:
+        agenda: the time.
+        busy: where the seconds of computing are added up over time.
+    """
+
+    def __init__(self, agenda: Agenda, busy: Series | None = None) -> None:
+        super().__init__(agenda, busy)
+        self._waiting: deque[Job] = deque()
 
     @property
     def occupied(self) -> bool:
@@ -97,16 +133,8 @@ class PrefillQueue:
         if not self._waiting:
             self._running = None
             return
-        self._running = self._waiting.popleft()
-        self._agenda.at(self._running.ready_s, self._compute)
-
-    def _compute(self) -> None:
-        assert self._running is not None
-        seconds, drain_s = self._running.begin()
-        now_s = self._agenda.now_s
-        self.busy_s += seconds
-        self._busy.add(now_s, now_s + seconds)
-        self._agenda.at(now_s + seconds, self._end, drain_s)
+        job = self._running = self._waiting.popleft()
+        self._agenda.at(job.ready_s, self._compute, job)
 
     def _end(self, drain_s: float) -> None:
         assert self._running is not None

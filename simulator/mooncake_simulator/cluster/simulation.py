@@ -231,6 +231,7 @@ class Simulation:
             self.present_prefill.change(name, there=False)
             self.residency.clear(number)
             queue, self.queues[number] = self.queues[number], self._queue(number)
+            queue.die()
             self.queues[number].busy_s = queue.busy_s
             lost = [life for life in self.lives.values() if life.prefill == number and not life.decoding]
         else:

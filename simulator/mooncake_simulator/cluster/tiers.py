@@ -233,9 +233,11 @@ class TieredStore:
             self._use.copied_blocks += len(copy.keys)
             size_bytes = len(copy.keys) * self._block_bytes
             there_s = max(nodes[int(at)].nic.send(size_bytes, now_s) for at in (copy.source, copy.target))
-            self._agenda.at(there_s, self._copied, copy)
+            self._agenda.at(there_s, self._copied, replication, copy)
 
-    def _copied(self, copy: Copy) -> None:
+    def _copied(self, replication: Replication, copy: Copy) -> None:
+        if not replication.counts(copy):
+            return
         for block in copy.keys:
             homes = self._homes.get(block)
             if homes is not None and copy.target not in homes:

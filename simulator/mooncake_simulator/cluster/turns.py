@@ -6,11 +6,11 @@ from collections.abc import Callable, Sequence
 
 from mooncake_scheduler.conductor.order import QueueOrder
 from mooncake_simulator.cluster.agenda import Agenda
-from mooncake_simulator.cluster.prefill import Job, LaterStages
+from mooncake_simulator.cluster.prefill import Job, OneAtATime
 from mooncake_simulator.cluster.series import Series
 
 
-class OrderedQueue:
+class OrderedQueue(OneAtATime):
     """What waits for a prefill instance, and what it computes: one prompt at a time.
 
     Whoever still waits for KV that is being fetched is passed over: the instance does not stand idle for it.
@@ -29,14 +29,10 @@ class OrderedQueue:
         busy: Series | None = None,
         on_end: Callable[[], None] = lambda: None,
     ) -> None:
-        self._agenda = agenda
+        super().__init__(agenda, busy)
         self._order = order
-        self._busy = busy or Series()
         self._on_end = on_end
         self._jobs: list[Job] = []
-        self._running: Job | None = None
-        self._later = LaterStages(agenda)
-        self.busy_s = 0.0
 
     @property
     def occupied(self) -> bool:
@@ -66,11 +62,7 @@ class OrderedQueue:
         in_turn = [by_facts[id(each)] for each in self._order.sequence(waiting, now_s)]
         job = next(job for job in in_turn if job.ready_s <= now_s)
         self._jobs.remove(job)
-        self._running = job
-        seconds, drain_s = job.begin()
-        self.busy_s += seconds
-        self._busy.add(now_s, now_s + seconds)
-        self._agenda.at(now_s + seconds, self._end, drain_s)
+        self._compute(job)
 
     def _end(self, drain_s: float) -> None:
         assert self._running is not None

@@ -113,6 +113,19 @@ def test_answers_that_had_begun_at_a_dead_decode_fail_and_others_go_to_another()
     assert result.outcomes[1].refused == NO_INSTANCE
 
 
+@pytest.mark.parametrize("policy", ["kv-centric", "algorithm-1"])
+def test_a_dead_prefill_does_not_count_as_busy_with_what_it_had_begun(policy: str) -> None:
+    trace = [request(0.0, 60_000, 5, 0), request(2.5, 60_000, 5, 1_000)]
+    spec = ClusterSpec(1, 1, policy=policy, failures=(Failure("p-0", 1.0, 2.0),))
+    result = simulate(spec, trace)
+    lost, served = result.outcomes
+    assert (lost.refused, served.refused) == (NO_INSTANCE, None)
+    assert result.prefill_busy_s == [pytest.approx(1.0 + served.prefill_s)]
+    assert result.load is not None
+    # Ten seconds a window: one of them before it died, and 7.5 since the other one came.
+    assert result.load.prefill == [pytest.approx(0.85)]
+
+
 def test_without_anybody_to_prefill_arrivals_are_refused_until_one_is_back() -> None:
     trace = [request(at, 2_000, 5, 0) for at in (0.0, 11.0, 21.0)]
     spec = ClusterSpec(1, 1, fetch="none", failures=(Failure("p-0", 10.0, 20.0),))

@@ -108,6 +108,30 @@ def test_a_host_that_is_gone_takes_its_copies_with_it():
     assert copy.target not in [each.target for each in copies]
 
 
+def test_a_copy_on_its_way_is_waited_for_and_not_made_twice():
+    replication, homes = heated(40.0, cool_down_s=10.0)
+    (copy,), _ = replication.plan(60.0, HOSTS, homes)
+    for second in (70.0, 80.0, 90.0):
+        replication.read(list(range(SIZE)), 0, SIZE, second)
+        assert replication.plan(second, HOSTS, homes) == ([], [])
+        assert replication.copied_blocks == SIZE
+    carry_out([copy], [], homes)
+    assert replication.counts(copy)
+    # It is known when it comes, and released when nobody reads it.
+    _, (release,) = replication.plan(900.0, HOSTS, homes)
+    assert release.host == copy.target
+
+
+def test_a_copy_that_takes_longer_than_heat_lasts_is_given_up():
+    replication, homes = heated(40.0, memory_s=60.0)
+    (copy,), _ = replication.plan(60.0, HOSTS, homes)
+    assert replication.plan(119.0, HOSTS, homes) == ([], [])
+    assert replication.counts(copy)
+    assert replication.plan(900.0, HOSTS, homes) == ([], [])
+    assert not replication.counts(copy)
+    assert replication.copied_blocks == 0
+
+
 def test_only_whole_runs_count_and_a_read_in_the_middle_of_one_does_not():
     replication = Replication(0.01)
     keys = list(range(3 * SIZE))
