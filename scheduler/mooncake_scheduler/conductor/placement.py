@@ -133,11 +133,10 @@ def exceeds_ratio(view: InstanceView, threshold: float) -> bool:
 
 def rank_decode(ask: Ask, view: InstanceView, model: CostModel) -> tuple[bool, float]:
     """(overfull, TBT) with all that is promised to the instance and this request: cheap, for ranking many."""
-    instance, load = view.instance, view.load
+    load = view.load
     batch = load.batch + load.arriving
     kv_tokens = load.kv_tokens + ask.prompt_tokens + ask.output_tokens
-    overfull = 0 < instance.max_batch <= batch or 0 < instance.kv_capacity_tokens < kv_tokens
-    return overfull, model.step_s(batch + 1, kv_tokens)
+    return _overfull(view.instance, batch, kv_tokens), model.step_s(batch + 1, kv_tokens)
 
 
 def estimate_decode(
@@ -146,11 +145,14 @@ def estimate_decode(
     """A decode instance at the moment the request arrives there (now + TTFT): exact, for the few best."""
     load = decode_at(view.load, now_s, at_s)
     batch, kv_tokens, promised_kv_tokens = load
-    instance, need_tokens = view.instance, ask.prompt_tokens + ask.output_tokens
-    overfull = (
-        0 < instance.max_batch <= batch or 0 < instance.kv_capacity_tokens < promised_kv_tokens + need_tokens
-    )
+    need_tokens = ask.prompt_tokens + ask.output_tokens
+    overfull = _overfull(view.instance, batch, promised_kv_tokens + need_tokens)
     return DecodeEstimate(overfull, model.step_s(batch + 1, kv_tokens + need_tokens), load)
+
+
+def _overfull(instance: Instance, batch: int, kv_tokens: int) -> bool:
+    """Whether one more than the batch, and the tokens with its own, are too many for an instance."""
+    return 0 < instance.max_batch <= batch or 0 < instance.kv_capacity_tokens < kv_tokens
 
 
 def may_pair(prefill: Instance, decode: Instance) -> bool:

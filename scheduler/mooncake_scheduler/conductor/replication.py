@@ -146,7 +146,7 @@ class Replication:
                 self.copied_blocks -= len(run.keys)
 
     def counts(self, copy: Copy) -> bool:
-        """Whether a copy that arrives is still wanted: where it took longer than heat lasts it is not kept."""
+        """Whether a copy that arrives is still wanted: one that took longer than heat lasts is not."""
         run = self._runs.get(copy.keys[-1])
         return run is not None and copy.target in run.copies
 
