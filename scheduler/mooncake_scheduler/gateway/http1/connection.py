@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol, cast
 
 import structlog
@@ -133,7 +132,11 @@ class ServerConnection(RequestReader):
         kept = exchange.keep_alive
         # A refused client may send its body all the same or not: where the next request begins is open.
         exchange.keep_alive = kept and not expects
-        self._discard = self._ask(self._owner.handler.head, exchange)
+        try:
+            self._discard = self._owner.handler.head(exchange)
+        except Exception:
+            self._discard = True
+            self._failed(exchange)
         if self._discard:
             return
         exchange.keep_alive = kept
@@ -145,19 +148,20 @@ class ServerConnection(RequestReader):
         self.active = exchange
         exchange.paused = self._paused
         handler = self._owner.handler
-        if met or not self._ask(handler.head, exchange):
-            self._ask(handler.request, exchange)
-
-    def _ask(self, handle: Callable[[Exchange], bool | None], exchange: Exchange) -> bool:
         try:
-            return bool(handle(exchange))
+            if met or not handler.head(exchange):
+                handler.request(exchange)
         except Exception:
-            # Without an answer the client would wait for ever.
-            _log.exception("a handler failed", path=exchange.path)
-            if not exchange.ended:
-                exchange.keep_alive = False
-                exchange.respond(500, self._owner.error_body(500, "the gateway failed: this is a bug"))
-            return True
+            self._failed(exchange)
+
+    def _failed(self, exchange: Exchange) -> None:
+        """The handler has failed: without an answer the client would wait for ever."""
+        _log.exception("a handler failed", path=exchange.path)
+        if exchange.started and not exchange.ended:
+            self.abort()
+        elif not exchange.ended:
+            exchange.keep_alive = False
+            exchange.respond(500, self._owner.error_body(500, "the gateway failed: this is a bug"))
 
     # -- for exchanges
 

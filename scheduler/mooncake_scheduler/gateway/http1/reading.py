@@ -60,7 +60,7 @@ class RequestReader(asyncio.Protocol):
         "_parser",
         "_size",
         "_target",
-        "since_s",
+        "_upgrading", "since_s",
     )  # fmt: skip
 
     def __init__(self, limits: ServerLimits) -> None:
@@ -75,6 +75,8 @@ class RequestReader(asyncio.Protocol):
         """The head of the request that is coming in is whole."""
         self._discard = False
         """It is answered already: its body is thrown away."""
+        self._upgrading = False
+        """Its head is about to be read again, without what it would rather speak."""
         self.since_s = time.monotonic()
         """When the connection became idle or its end began, or the request that is coming in began."""
 
@@ -113,7 +115,7 @@ class RequestReader(asyncio.Protocol):
         self._coming = Exchange(cast("ServerConnection", self))
         self._target = self._body = b""
         self._size = self._header_bytes = 0
-        self._headed = self._discard = False
+        self._headed = self._discard = self._upgrading = False
         self.since_s = time.monotonic()
 
     def on_url(self, url: bytes) -> None:
@@ -130,11 +132,8 @@ class RequestReader(asyncio.Protocol):
             return
         headers = cast("Exchange", self._coming).headers
         name = name.lower()
-        if name in headers:
-            if name in _ONCE:
-                raise RefusedError(400, f"the header {name.decode().title()} is sent more than once")
-            return
-        headers[name] = value
+        if headers.setdefault(name, value) is not value and name in _ONCE:
+            raise RefusedError(400, f"the header {name.decode().title()} is sent more than once")
 
     def on_headers_complete(self) -> None:
         exchange = cast("Exchange", self._coming)
@@ -143,9 +142,10 @@ class RequestReader(asyncio.Protocol):
         exchange.method = parser.get_method()
         exchange.keep_alive = parser.should_keep_alive()
         exchange.version = version = parser.get_http_version()
-        if parser.should_upgrade():
-            if exchange.method == b"CONNECT":
-                raise RefusedError(501, "this is no proxy: CONNECT is not offered")
+        if exchange.method == b"CONNECT":
+            raise RefusedError(501, "this is no proxy: CONNECT is not offered")
+        if b"upgrade" in exchange.headers and parser.should_upgrade():
+            self._upgrading = True
             return
         target = self._target
         if target[:1] != b"/":
@@ -181,7 +181,7 @@ class RequestReader(asyncio.Protocol):
         self._body += data
 
     def on_message_complete(self) -> None:
-        if self._parser.should_upgrade():
+        if self._upgrading:
             return
         exchange, self._coming = cast("Exchange", self._coming), None
         body, self._body = self._body, b""
