@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import sys
@@ -15,6 +16,21 @@ from rich.text import Text
 _UNBOUNDED: Final = 10_000
 
 
+class _Console(Console):
+    """A console whose reader may go."""
+
+    def on_broken_pipe(self) -> None:
+        """Remarks that nobody reads are left out; without a reader of answers there is no use in going on.
+
+        Raises:
+            BrokenPipeError: on stdout; not SystemExit, which would end a cluster without cleaning up.
+        """
+        self.quiet = True
+        os.dup2(os.open(os.devnull, os.O_WRONLY), self.file.fileno())
+        if not self.stderr:
+            raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
+
+
 def _console(*, stderr: bool = False) -> Console:
     """A console that shows words as they are: names of files and models may look like markup.
 
@@ -22,7 +38,7 @@ def _console(*, stderr: bool = False) -> Console:
     """
     stream = sys.stderr if stderr else sys.stdout
     seen = bool(os.environ.get("COLUMNS")) or (stream is not None and stream.isatty())
-    return Console(stderr=stderr, markup=False, emoji=False, width=None if seen else _UNBOUNDED)
+    return _Console(stderr=stderr, markup=False, emoji=False, width=None if seen else _UNBOUNDED)
 
 
 out = _console()

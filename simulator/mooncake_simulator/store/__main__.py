@@ -79,7 +79,9 @@ async def _run_node(flags: argparse.Namespace) -> None:
         profile=PROFILES[flags.profile],
         time_scale=flags.time_scale,
     )
-    await node.start("0.0.0.0", flags.port, flags.http_port, flags.host)
+    # Who is known at the loopback is to be reached from nowhere else.
+    listen = flags.host if flags.host == "127.0.0.1" else "0.0.0.0"
+    await node.start(listen, flags.port, flags.http_port, flags.host)
     LOG.info("node %s: %d bytes of memory, %d of SSD", node.name, flags.global_segment_size, flags.ssd_size)
     await _until_told(node.stop)
 

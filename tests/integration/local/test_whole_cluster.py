@@ -83,6 +83,22 @@ def recorded_processes(state: Path) -> list[int]:
     return [process["identity"]["pid"] for process in record["processes"]]
 
 
+def listeners(pids: list[int]) -> list[str]:
+    """Addresses, as `/proc/net/tcp` has them, at which these processes wait for TCP connections."""
+    owned: set[str] = set()
+    for pid in pids:
+        for descriptor in os.listdir(f"/proc/{pid}/fd"):
+            with suppress(OSError):
+                owned.add(os.readlink(f"/proc/{pid}/fd/{descriptor}"))
+    found = []
+    for table in ("tcp", "tcp6"):
+        for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
+            fields = line.split()
+            if fields[3] == "0A" and f"socket:[{fields[9]}]" in owned:
+                found.append(fields[1].partition(":")[0])
+    return found
+
+
 def all_gone(pids: list[int], timeout_s: float = 10) -> bool:
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:
@@ -99,6 +115,10 @@ def test_up_serves_is_watched_explains_itself_and_drains_on_ctrl_c(manifest: Pat
         answer = httpx.post(f"{addresses['endpoint']}/v1/completions", json=body, timeout=30, trust_env=False)
         assert answer.status_code == 200
         assert answer.json()["usage"]["completion_tokens"] == 8
+
+        addressed = listeners(recorded_processes(tmp_path / "state"))
+        assert len(addressed) >= 10
+        assert set(addressed) == {"0100007F"}, "127.0.0.1, and nothing else"
 
         told = ask("status", "--json")
         roles = {item["role"] for item in told["instances"]}
@@ -163,6 +183,19 @@ def test_after_kill_9_a_second_up_serves_and_ctrl_c_twice_ends_it_at_once(
             assert not stream_over_interrupts(again, addresses["endpoint"], 2)
             assert again.wait(60) == 0
             assert all_gone(second)
+
+
+def test_when_nobody_reads_any_more_it_ends_and_nothing_is_left(manifest: Path, tmp_path: Path) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    arguments = command("up", "-f", str(manifest), "--no-table", "--port", str(free_port()))
+    # Events on stderr go unread before the first line on stdout does: only that one matters.
+    with subprocess.Popen(arguments, stdout=writer, stderr=writer) as program:
+        os.close(writer)
+        assert program.wait(120) == 1
+    folder = tmp_path / "state" / "mooncake" / "whole"
+    assert "serving tiny" in (folder / "logs" / "whole-decode-d-0" / "engine.log").read_text()
+    assert not (folder / "state.json").exists()
 
 
 def test_the_demo_loses_nothing_and_reuses_what_was_computed_behind_api_keys(

@@ -64,7 +64,7 @@ class MooncakeConnector(KvConnector):
             return
         host = self.engine.options.host_ip
         port = await self._channels.start(host, 0)
-        await self._bootstrap.start("0.0.0.0", self.engine.options.bootstrap_port)
+        await self._bootstrap.start(self.engine.options.host, self.engine.options.bootstrap_port)
         self._register(0, self.engine_id, 0, 0, f"tcp://{host}:{port}")
 
     async def stop(self) -> None:

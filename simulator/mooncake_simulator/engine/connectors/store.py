@@ -94,7 +94,8 @@ class MooncakeStoreConnector(KvConnector):
 
     async def start(self) -> None:
         if self._node is not None:
-            await self._node.start("0.0.0.0", 0, 0, self.engine.options.host_ip)
+            options = self.engine.options
+            await self._node.start(options.host, 0, 0, options.host_ip)
 
     async def stop(self) -> None:
         if self._node is not None:
