@@ -59,7 +59,7 @@ def command(
     """
     from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-    from mooncake_core.api.manifests import ManifestError
+    from mooncake_core.api.manifests import ManifestError, manifest_text
     from mooncake_simulator.cluster.manifest import spec_of
     from mooncake_simulator.workloads import TraceError, read_trace
     from mooncakectl.plan.demand import least_size
@@ -69,12 +69,12 @@ def command(
     from mooncakectl.plan.table import tries_table
     from mooncakectl.plan.tries import Trial
     from mooncakectl.simulate.command import check_jitter, check_span
-    from mooncakectl.simulate.declared import declared_in, text_of
+    from mooncakectl.simulate.declared import declared_in
 
     try:
         if not 0 < speed < float("inf"):
             raise ValueError(f"--speed {speed:g}: write a number above 0, e.g. 1.5")
-        text = text_of(file)
+        text = manifest_text(file)
         declared = declared_in(file, text)
         _check_pools(declared)
         cluster = declared.cluster

@@ -180,11 +180,11 @@ def _without_folder(word: str) -> str:
 def _policies(text: str, known: Sequence[str]) -> list[str]:
     from mooncake_scheduler.policies import UnknownPolicyError
 
-    chosen = list(known) if text == "all" else [each.strip() for each in text.split(",") if each.strip()]
+    chosen = [each.strip() for each in text.split(",") if each.strip()]
     for each in chosen:
-        if each not in known:
+        if each not in known and each != "all":
             raise UnknownPolicyError(each)
-    return chosen
+    return list(known) if "all" in chosen else chosen
 
 
 def _admissions(text: str) -> list[AdmissionMode]:

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from mooncake_core.api import (
-    ManifestError,
     MooncakeCluster,
     MooncakeDecodePool,
     MooncakePrefillPool,
@@ -52,18 +51,6 @@ def declared_in(file: Path, text: str | None = None) -> Declared:
                 f"{clusters[0].metadata.name}: give a manifest of one cluster"
             )
     return Declared(_together(clusters[0], pools), tuple(map(_called, pools)))
-
-
-def text_of(file: Path) -> str:
-    """What is in a manifest file.
-
-    Raises:
-        ManifestError: it cannot be read.
-    """
-    try:
-        return file.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ManifestError([f"{file}: {getattr(error, 'strerror', None) or error}"]) from error
 
 
 def _belongs(pool: Pool, cluster: MooncakeCluster) -> bool:

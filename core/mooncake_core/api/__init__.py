@@ -9,6 +9,7 @@ from mooncake_core.api.manifests import (
     Object,
     Pool,
     load_manifests,
+    manifest_text,
     parse_manifests,
     parse_object,
 )
@@ -37,6 +38,7 @@ __all__ = [
     "Object",
     "Pool",
     "load_manifests",
+    "manifest_text",
     "parse_manifests",
     "parse_object",
 ]

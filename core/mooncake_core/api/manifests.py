@@ -30,6 +30,8 @@ KINDS: Mapping[str, type[Object]] = {
 }
 _CORE_KINDS = ("Secret", "ConfigMap")
 _NO_FILE = "manifest"
+_LARGEST = 4_000_000
+"""Characters of a file; etcd takes 1.5 MB an object, and reading YAML takes a second for 100 000."""
 
 
 class ManifestError(Exception):
@@ -145,11 +147,28 @@ def _files(path: Path, problems: list[str]) -> Iterator[_Document]:
         return
     for file in files:
         try:
-            text = file.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            problems.append(f"{file}: {getattr(error, 'strerror', None) or error}")
+            text = manifest_text(file)
+        except ManifestError as error:
+            problems += error.problems
             continue
         yield from _parsed(str(file), text, problems)
+
+
+def manifest_text(file: Path) -> str:
+    """What is in a manifest file, for `parse_manifests`.
+
+    Raises:
+        ManifestError: it cannot be read, or is no manifest by its size alone.
+    """
+    try:
+        with file.open(encoding="utf-8") as opened:
+            text = opened.read(_LARGEST + 1)
+    except (OSError, UnicodeDecodeError) as error:
+        raise ManifestError([f"{file}: {getattr(error, 'strerror', None) or error}"]) from error
+    if len(text) > _LARGEST:
+        said = f"more than {_LARGEST:,} characters; a Kubernetes API server takes no object of that size"
+        raise ManifestError([f"{file}: {said}"])
+    return text
 
 
 def _parsed(file: str, text: str, problems: list[str]) -> Iterator[_Document]:

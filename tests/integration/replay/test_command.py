@@ -22,7 +22,7 @@ app()
 """
 
 
-async def start(*arguments: str) -> asyncio.subprocess.Process:
+async def start(*arguments: str, **env: str) -> asyncio.subprocess.Process:
     return await asyncio.create_subprocess_exec(
         sys.executable,
         "-c",
@@ -31,7 +31,7 @@ async def start(*arguments: str) -> asyncio.subprocess.Process:
         *arguments,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
-        env={"COLUMNS": "160", "PATH": "/usr/bin:/bin"},
+        env={"COLUMNS": "160", "PATH": "/usr/bin:/bin", **env},
     )
 
 
@@ -96,3 +96,16 @@ async def test_what_cannot_be_replayed_is_said_in_one_line(tmp_path: Path) -> No
         assert process.returncode == 1
         assert told in err.decode()
         assert "Traceback" not in err.decode()
+
+
+async def test_the_environments_proxy_is_not_asked_the_way_to_the_server(tmp_path: Path) -> None:
+    nobody = "http://127.0.0.1:1"
+    async with OpenAIServer(lambda received: Answer()) as server:
+        process = await start(
+            *("--trace", write(tmp_path / "t.jsonl", 2), "--url", server.url),
+            http_proxy=nobody,
+            ALL_PROXY=nobody,
+        )
+        out, err = await process.communicate()
+    assert process.returncode == 0, err.decode()
+    assert "100.0%" in out.decode()

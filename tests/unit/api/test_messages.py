@@ -359,6 +359,14 @@ def test_a_document_that_is_no_mapping_is_refused():
         load_manifests("- a\n- b\n")
 
 
+def test_what_is_too_large_for_any_api_server_is_not_read_to_its_end(tmp_path: Path):
+    file = tmp_path / "large.yaml"
+    file.write_text("# nothing\n" * 500_000)
+    for endless in (file, Path("/dev/zero")):
+        with pytest.raises(ManifestError, match=f"^{endless}: more than 4,000,000 characters"):
+            load_manifests(endless)
+
+
 def test_an_empty_file_is_refused(tmp_path: Path):
     file = tmp_path / "empty.yaml"
     file.write_text("# nothing\n")

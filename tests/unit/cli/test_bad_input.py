@@ -11,7 +11,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+import mooncakectl.app
 from mooncake_simulator.workloads import Request, write_trace
+from mooncakectl.__main__ import main
 from mooncakectl.addresses import bearer, checked_url
 from mooncakectl.app import build_app
 from mooncakectl.console import CommandError, in_seconds
@@ -318,3 +320,15 @@ def test_a_kubeconfig_that_is_not_there_is_named(tmp_path: Path, monkeypatch: py
     monkeypatch.delenv("KUBECONFIG")
     monkeypatch.setenv("HOME", str(tmp_path))
     assert "there is no ~/.kube/config" in _run("rollout", "status", "kimi")[2]
+
+
+def test_ctrl_c_is_no_traceback_while_the_program_is_still_being_loaded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(mooncakectl.app, "build_app", interrupted)
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 130

@@ -169,3 +169,11 @@ def test_deaths_that_cannot_be_are_refused(trace: Path, text: str, told: str) ->
     code, _, error = _run("-f", QUICKSTART, "--trace", trace, "--die", text)
     assert code == 1
     assert told in " ".join(error.split())
+
+
+def test_all_means_all_wherever_it_stands(trace: Path) -> None:
+    code, printed, _ = _run(
+        "-f", QUICKSTART, "--trace", trace, "--policy", "random,all", "--limit", "3", "--json"
+    )
+    assert code == 0
+    assert len({run["policy"] for run in json.loads(printed)["runs"]}) == 10
