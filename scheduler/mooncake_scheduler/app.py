@@ -27,6 +27,7 @@ from mooncake_scheduler.conductor.conductor import Conductor
 from mooncake_scheduler.conductor.cost import CostModel, CostModels
 from mooncake_scheduler.conductor.order import QueueOrder
 from mooncake_scheduler.gateway.accounting import Accounting
+from mooncake_scheduler.gateway.attempt import RELEASE_GRACE_S
 from mooncake_scheduler.gateway.auth import AdminToken, ApiKeys
 from mooncake_scheduler.gateway.datapath import DataPath
 from mooncake_scheduler.gateway.decisions import Decisions
@@ -134,6 +135,7 @@ class Scheduler:
         self.server.announce_end()
         await asyncio.sleep(stopping.announced_s)
         await self.server.stop(stopping.streams_s if streams_s is None else streams_s)
+        await self._free_staged()
         await self._admin.stop()
         for task in self._tasks:
             task.cancel()
@@ -150,6 +152,12 @@ class Scheduler:
             await self.shared.close()
         # One turn of the loop lets connection_lost run everywhere.
         await asyncio.sleep(0)
+
+    async def _free_staged(self) -> None:
+        """Let requests whose clients are gone see to it that their staged KV is taken: nobody else would."""
+        until_s = time.monotonic() + RELEASE_GRACE_S
+        while self.datapath.flows and time.monotonic() < until_s:  # noqa: ASYNC110 - many may end it
+            await asyncio.sleep(TICK_S)
 
     def why_not_ready(self) -> str:
         """Why requests cannot be served now; empty when they can."""

@@ -53,6 +53,8 @@ class DataPath:
             if exchange.path in _SERVED:
                 self._want(exchange, b"POST")
                 exchange.caller = self._keys.caller(exchange.headers)
+                if exchange.headers.get(b"content-encoding", b"identity").lower() != b"identity":
+                    raise ErrorAnswer(415, "send the body as it is: no Content-Encoding is taken")
                 return False
             if exchange.path in _GETS:
                 self._want(exchange, b"GET", b"HEAD")
@@ -122,7 +124,9 @@ class DataPath:
         if exchange.method not in methods:
             wanted = " or ".join(method.decode() for method in methods)
             path = exchange.path.decode("ascii", "replace")
-            raise ErrorAnswer(405, f"{path} takes {wanted}", code="method_not_allowed")
+            raise ErrorAnswer(
+                405, f"{path} takes {wanted}", code="method_not_allowed", allow=b", ".join(methods)
+            )
 
 
 def _escaped(error: BaseException) -> None:

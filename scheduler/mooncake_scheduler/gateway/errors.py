@@ -31,6 +31,8 @@ class ErrorAnswer(Exception):
     """What it was decided on."""
     challenge: bool = False
     """Tell that a bearer key is expected."""
+    allow: bytes = b""
+    """Methods that the path takes."""
 
     def body(self) -> bytes:
         """The JSON body."""
@@ -46,6 +48,8 @@ class ErrorAnswer(Exception):
         lines = b""
         if self.retry_after_s is not None:
             lines += header(b"retry-after", b"%d" % self.retry_after_s)
+        if self.allow:
+            lines += header(b"allow", self.allow)
         if self.challenge:
             lines += header(b"www-authenticate", b"Bearer")
         return lines

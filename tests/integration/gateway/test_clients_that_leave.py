@@ -139,3 +139,20 @@ async def test_a_client_that_stops_reading_holds_its_engine_back_and_is_then_cut
         assert running.scheduler.services.metrics.cancellations == {"decoding": 1}
         assert running.scheduler.services.metrics.setbacks == {}
         client.leave()
+
+
+async def test_the_end_of_the_scheduler_leaves_no_kv_staged_for_clients_that_are_gone(tmp_path: Path) -> None:
+    hold = asyncio.Event()
+    async with pair(tmp_path) as (running, _, decode):
+        decode.usual = Act(hold=hold, tokens=1000, gap_s=0.01)
+        client = await RawClient.ask(running.port, stream=True)
+        leg = await decode.leg()
+        stopping = asyncio.ensure_future(running.scheduler.stop(streams_s=0.05))
+        # Longer than the end takes otherwise.
+        await asyncio.sleep(1.0)
+        assert not leg.aborted.is_set(), "aborted now, it would leave the KV staged"
+        hold.set()
+        await asyncio.wait_for(leg.aborted.wait(), 5)
+        await stopping
+        client.leave()
+        assert not running.scheduler.datapath.flows

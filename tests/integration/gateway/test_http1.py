@@ -170,7 +170,11 @@ async def test_an_engines_answer_without_a_length_ends_with_its_connection(tmp_p
 )  # fmt: skip
 async def test_the_paths_of_the_serving_port(tmp_path: Path, method: str, path: str, status: int) -> None:
     async with serving(tmp_path) as (running, _):
-        assert (await running.client.request(method, path)).status_code == status
+        answer = await running.client.request(method, path)
+        assert answer.status_code == status
+        assert answer.headers.get("allow") == (
+            {"/v1/models": "GET, HEAD"}.get(path, "POST") if status == 405 else None
+        )
 
 
 async def test_stopping_lets_streams_end_and_takes_nobody_new(tmp_path: Path) -> None:

@@ -127,6 +127,7 @@ async def test_one_that_expects_100_is_told_to_go_on_when_the_answer_before_it_h
         ([request("GET", "/v1/models", KEY, "Authorization: Bearer other")], [400, 0]),
         ([b"GET /health HTTP/1.0\r\n\r\n"], [200, 0]),
         ([request("GET", "http://x/health")], [200]),
+        ([post(KEY, "content-encoding: gzip") + post(KEY, "content-encoding: identity")], [415, 200]),
         ([request("GET", "HTTP://x")], [404]),
         ([request("GET", "/health", version="2.0")], [505, 0]),
         ([b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"], [400, 0]),
