@@ -11,6 +11,7 @@ import pytest
 
 from mooncake_simulator.workloads import Request, Vocabulary, prompt_tokens
 from mooncake_testing.openai_server import Answer, OpenAIServer, Received
+from mooncakectl.console import CommandError
 from mooncakectl.replay import Progress, ReplayOptions, ReplayResult, TargetError, replay
 
 
@@ -213,7 +214,7 @@ async def test_an_unusable_target_is_refused_with_what_to_do() -> None:
         url = f"http://127.0.0.1:{unused.getsockname()[1]}"
         with pytest.raises(TargetError, match="is a server running there"):
             await replay(trace(1), ReplayOptions(url=url))
-    with pytest.raises(TargetError, match="expected something like"):
+    with pytest.raises(CommandError, match="expected something like"):
         await replay(trace(1), ReplayOptions(url="localhost:8000"))
     async with OpenAIServer() as server:
         with pytest.raises(TargetError, match="does not serve other; it serves scripted"):

@@ -76,7 +76,8 @@ def test_names_that_look_like_markup_are_shown_as_they_are(manifest: Path, tmp_p
     for name in ("[bold].jsonl", "[-x].jsonl", "[", ":warning:.jsonl"):
         trace = _trace(tmp_path / name, 0, 1_000)
         assert name in _run("simulate", "-f", manifest, "--trace", trace)[1]
-        assert name in _run("workload", "stats", trace)[1]
+        # A path that is long enough is broken into lines.
+        assert name in _run("workload", "stats", trace)[1].replace("\n", "")
     closing = tmp_path / "["
     closing.unlink()
     closing.mkdir()
