@@ -12,7 +12,7 @@ from typing import NamedTuple
 from mooncake_core.index.contract import Change, Depth, Source, Stored
 from mooncake_core.index.stats import CHECKS, IndexStats
 from mooncake_core.registry.contract import StaleEpochError
-from mooncake_core.resp import Argument, Reply, ReplyError, RespClient, Script
+from mooncake_core.resp import Argument, Reply, ReplyError, RespClient, Script, UnavailableError
 
 _KEY_BYTES = 8
 _WORD_BYTES = 2
@@ -184,17 +184,20 @@ class RedisIndex:
 
     async def _read_limits(self) -> _Limits:
         if self._limits is None or self._limits_of != self._client.run_id:
-            self._limits_of = self._client.run_id
+            run_id = self._client.run_id
             value_bytes = await self._setting(b"hash-max-ziplist-value", _DEFAULT_VALUE_BYTES)
             entries = await self._setting(b"hash-max-ziplist-entries", _DEFAULT_ENTRIES)
             # One word is the overflow's. A bucket fills up to twice the mean before it is split.
             holders = max(value_bytes // _WORD_BYTES - 1, 1)
             self._limits = _Limits(holders, max(min(_BUCKET_BLOCKS, entries // 4), 1))
+            self._limits_of = run_id
         return self._limits
 
     async def _setting(self, name: bytes, default: int) -> int:
         try:
             answer = await self._client.call(b"CONFIG", b"GET", name)
+        except UnavailableError:  # it will say so later
+            raise
         except ReplyError:  # hosted Redis offers no CONFIG
             return default
         return int(answer[1]) if answer else default

@@ -4,6 +4,7 @@ from collections.abc import AsyncIterator, Iterator
 from random import Random
 
 import pytest
+from redis.exceptions import ResponseError
 
 from mooncake_core.index import Depth, RedisIndex, Removed, SlotsExhaustedError, Source, Stored, Tier
 from mooncake_core.registry import StaleEpochError
@@ -416,3 +417,33 @@ async def test_a_redis_that_denies_config_is_taken_at_its_defaults(
     assert await other.match([1]) == {"a": Depth(1, 1, 1)}
     await limited.close()
     await client.call("ACL", "DELUSER", "limited")
+
+
+async def test_a_redis_that_is_busy_when_it_is_asked_for_its_settings_is_asked_again(
+    index: RedisIndex, redis_server: RedisServer, setting
+) -> None:
+    setting("hash-max-ziplist-value", 1024)
+    setting("lua-time-limit", 1)
+    await index.attach(A)
+    with redis_server.client() as busy, redis_server.client() as admin:
+        running = asyncio.create_task(
+            asyncio.to_thread(busy.eval, "while true do end", 0), name="a script that does not end"
+        )
+
+        def is_busy() -> bool:
+            try:
+                return not admin.ping()
+            except ResponseError:
+                return True
+
+        await until(is_busy)
+        with pytest.raises(UnavailableError, match="BUSY"):
+            await index.apply(A, [Stored([1], Tier.HBM)], 0)
+        admin.execute_command("SCRIPT", "KILL")
+        await asyncio.gather(running, return_exceptions=True)
+    for number in range(40):
+        source = Source(f"i{number}", 1)
+        await index.attach(source)
+        await index.apply(source, [Stored([1], Tier.HBM)], 0)
+    assert len(await index.match([1])) == 40
+    assert index.stats.overflows == 0
