@@ -13,9 +13,11 @@ good, another sidecar asks in its place (`succession`).
 
 from __future__ import annotations
 
+import itertools
+import random
 import time
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 
 import httpx
 import msgspec
@@ -39,7 +41,7 @@ _QUERIES_A_ROUND = 16
 _FRESH_S = 1.0
 """A block just told of may still be under way to the store."""
 _ALL_GONE = 16
-"""So many blocks asked about and none there: the master has lost its memory, not evicted some."""
+"""So many blocks asked about and none there: maybe the master has lost its memory, not evicted some."""
 _WRITE_ATTEMPTS = 16
 
 
@@ -155,26 +157,20 @@ class Pool:
         if self._source is None:
             return
         self._take_over(await self.succession.inherit())
-        now_s = time.monotonic()
-        asked: list[bytes] = []
-        for name, (_, _, not_before_s) in self._unchecked.items():
-            if len(asked) == _KEYS_A_QUERY * _QUERIES_A_ROUND:
-                break
-            if not_before_s <= now_s:
-                asked.append(name)
+        asked = self._longest_unasked()
         try:
             found = await self._ask(asked)
+            lost_all = await self._has_lost_all(asked, found)
+            kept = await self._newly_there(asked) if lost_all else set()
         except (httpx.HTTPError, ValueError, msgspec.MsgspecError) as error:
             if not self.master_away:
                 _log.warning("the store's master does not answer", url=self._record.url, error=repr(error))
             self.master_away = True
             return
         self.master_away = False
-        # Of blocks that nobody asked about for a while all may be gone, and the rest of the store be well.
-        own = sum(name not in self._inherited for name in asked)
-        if own >= _ALL_GONE and not any(found):
+        if lost_all:
             _log.warning("the store has lost all blocks that were asked about", blocks=len(asked))
-            await self._begin_new_epoch()
+            await self._begin_new_epoch(kept)
         for name, tier in zip(asked, found, strict=True):
             self._learn(name, tier)
 
@@ -200,16 +196,41 @@ class Pool:
         self.tell(self._residency.mirror.shared())
         _log.info("pool joined", pool=source.instance, epoch=epoch, blocks=self.blocks)
 
-    async def _begin_new_epoch(self) -> None:
-        """The pool is empty: all sidecars shall ask again before they tell what is in it."""
+    def _longest_unasked(self) -> list[bytes]:
+        """Blocks to ask about: not those that may still be under way to the store."""
+        now_s = time.monotonic()
+        due = (name for name, (_, _, not_before_s) in self._unchecked.items() if not_before_s <= now_s)
+        return list(itertools.islice(due, _KEYS_A_QUERY * _QUERIES_A_ROUND))
+
+    async def _has_lost_all(self, asked: Sequence[bytes], found: Sequence[Tier | None]) -> bool:
+        """Whether the master has lost its memory, from a part of the blocks of which it has none.
+
+        A store that makes room drops those longest unused, more at once than are asked about in a round: only
+        when blocks chosen from all the others are gone too, all are.
+        """
+        # Of blocks that nobody asked about for a while all may be gone, and the rest of the store be well.
+        own = sum(name not in self._inherited for name in asked)
+        if own < _ALL_GONE or any(found):
+            return False
+        others = list(self._unchecked.keys() - set(asked) - self._inherited)
+        return not any(await self._ask(random.sample(others, min(len(others), _KEYS_A_QUERY))))
+
+    async def _newly_there(self, asked: Sequence[bytes]) -> set[bytes]:
+        """Blocks that came into a store after it had lost all: they will not be told of a second time."""
+        new = [name for name, (_, _, not_before_s) in self._unchecked.items() if not_before_s]
+        new = list(set(new[-_KEYS_A_QUERY * _QUERIES_A_ROUND :]) - set(asked))
+        return {name for name, tier in zip(new, await self._ask(new), strict=True) if tier is not None}
+
+    async def _begin_new_epoch(self, kept: Set[bytes]) -> None:
+        """The pool is empty but for these: all sidecars shall ask again before they tell what is in it."""
         self._unchecked.clear()
         self._inherited.clear()
         self._outbox.clear()
         self._gone.clear()
         await self.succession.drop_all()
-        names = [shared.hash for shared in self._residency.mirror.shared()]
+        names = {shared.hash for shared in self._residency.mirror.shared()} - kept
         for tier in (Tier.DRAM, Tier.SSD):
-            self._residency.pool_lost(names, tier)
+            self._residency.pool_lost(list(names), tier)
         registered = await self._registry.register(self._record)
         await self._enter(registered.epoch)
 

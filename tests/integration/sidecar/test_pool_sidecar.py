@@ -7,8 +7,10 @@ import itertools
 from collections.abc import Awaitable, Callable
 
 import httpx
+import msgspec
 import pytest
 
+from mooncake_core.blocks import block_keys
 from mooncake_core.registry import Role
 from mooncake_sidecar.engine.findable import LOOK_EVERY_S
 from mooncake_testing.sidecars import SharedView, SidecarProcess
@@ -125,6 +127,40 @@ async def test_a_store_that_lost_everything_begins_a_new_epoch(
     await until(in_pool(shared, keys, all_of_them=False))
     again = compute(engine, 90_000)
     await until(in_pool(shared, again, all_of_them=True))
+
+
+async def test_a_store_that_evicted_more_than_is_asked_about_at_once_has_not_lost_all(
+    simulated: Simulated, start_sidecar: Callable[..., SidecarProcess], shared: SharedView
+) -> None:
+    master = simulated.master()
+    simulated.node(master, size="40GB")
+    engine = start_engine(simulated, master)
+    start_sidecar(engine, instance="engine-0", fetch="store", store="pool", store_url=master.bootstrap_url)
+
+    def fill(prompts: range) -> set[int]:
+        keys = set()
+        for number in prompts:
+            prompt = [10_000 * number + n for n in range(180 * BLOCK + 1)]
+            body = {"model": "tiny", "prompt": prompt, "max_tokens": 1}
+            assert engine.post("/v1/completions", body).status_code == 200
+            keys |= set(block_keys(prompt, BLOCK))
+        return keys
+
+    async with httpx.AsyncClient(trust_env=False) as http:
+        old = await asyncio.to_thread(fill, range(8))
+        await until(in_pool(shared, old, all_of_them=True))
+        names = (await http.get(f"{master.bootstrap_url}/get_all_keys")).text.split()
+        assert len(names) == len(old) == 8 * 180
+        new = await asyncio.to_thread(fill, range(8, 10))
+        await until(in_pool(shared, new, all_of_them=True))
+        # As the master does when it makes room: those longest unused, a share of all at once.
+        evicted = msgspec.msgpack.encode({"keys": names})
+        assert (await http.post(f"{master.url}/rpc/remove", content=evicted)).status_code == 200
+    await until(in_pool(shared, old, all_of_them=False))
+    assert await shared.held(new, "pool", tier=1) == new
+    pool = await shared.instance("pool")
+    assert pool is not None
+    assert pool.epoch == 1
 
 
 async def test_the_pool_outlives_an_engine_and_a_sidecar(
