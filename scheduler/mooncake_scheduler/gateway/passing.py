@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from mooncake_scheduler.gateway.sending import Failure
 
 _MAX_PASSED_BYTES = 64 << 10
+_WANTS_A_KEY = (401, 403, 407)
 
 
 class _Error(msgspec.Struct):
@@ -41,6 +42,11 @@ def answer_to(failure: Failure, roster: Roster) -> ErrorAnswer:
     our own failure.
     """
     match failure.setback:
+        case Setback.CLIENT_ERROR if failure.status in _WANTS_A_KEY:
+            # Clients show theirs to the gateway: passed on, this would say that it is wrong.
+            return upstream_failed(
+                "the engine wants a key of its own: run engines without one", "engine_refused"
+            )
         case Setback.CLIENT_ERROR | Setback.BACK_PRESSURE:
             return _passed_on(failure, roster)
         case Setback.DEADLINE:

@@ -146,6 +146,15 @@ async def test_a_prefill_that_never_answers_is_aborted_and_not_waited_for_by_dec
         await running.settled()
 
 
+async def test_an_engine_that_wants_a_key_is_not_the_clients_mistake(tmp_path: Path) -> None:
+    async with pools(tmp_path) as (running, prefill, decode):
+        prefill[0].usual = Act(status=401, body=b'{"error":"Unauthorized"}')
+        error = is_error(await running.complete(), 502)
+        assert error["code"] == "engine_refused"
+        assert decode[0].legs == []
+        await running.settled()
+
+
 @pytest.mark.parametrize("which", ["prefill", "decode"])
 async def test_a_4xx_of_an_engine_is_passed_on_without_the_other_leg_or_a_retry(
     tmp_path: Path, which: str
