@@ -70,8 +70,7 @@ class ClusterSpec:
                     f"{after.instance} cannot die at {after.at_s:g} s: it died at {before.at_s:g} s and is "
                     f"back at {before.back_s:g} s (inf = never): let one end before the other begins"
                 )
-        if not 0 <= self.load_age_s < inf:
-            raise ValueError(f"load_age_s is a number of seconds, 0 or more, not {self.load_age_s}")
+        self._check_amounts()
         if self.tiers is not None and self.fetch != "store":
             raise ValueError("tiers are those of a shared store: they need `fetch` store")
         if self.coupled and (self.decode or self.fetch != "none"):
@@ -86,6 +85,22 @@ class ClusterSpec:
                 )
             if profiles and self.coupled:
                 raise ValueError(f"{field}: coupled engines are all of one profile, and of one Pod each")
+
+    def _check_amounts(self) -> None:
+        for field, target_s in (("ttft_target_s", self.ttft_target_s), ("tbt_target_s", self.tbt_target_s)):
+            if target_s is not None and not 0 < target_s < inf:
+                raise ValueError(f"{field} is a number of seconds above 0, or None for no target: {target_s}")
+        for field, tokens in (("cache_tokens", self.cache_tokens), ("store_tokens", self.store_tokens)):
+            if tokens is not None and tokens < 0:
+                raise ValueError(f"{field} is a number of tokens, 0 or more, or None for no end: {tokens}")
+        if self.chunk_tokens < 1:
+            raise ValueError(f"chunk_tokens is at least 1, not {self.chunk_tokens}")
+        for field, amount in (
+            ("load_age_s", self.load_age_s),
+            ("join_load_bytes_per_s", self.join_load_bytes_per_s),
+        ):
+            if not 0 <= amount < inf:
+                raise ValueError(f"{field} is a finite number, 0 or more, not {amount}")
 
     def resized(self, prefill: int, decode: int) -> ClusterSpec:
         """The same cluster with more or fewer instances of the kinds that it has.

@@ -35,7 +35,7 @@ class LateBinding:
         self._rebinding = rebinding
 
     def look(self, number: int) -> None:
-        """A prefill has ended at an instance: one that waits elsewhere may take its place."""
+        """An instance may have nothing to do, for a prefill ended or it is back: one that waits may come."""
         world = self._world
         own = world.queues[number]
         if own.occupied or world.prefill[number].id not in world.present_prefill:

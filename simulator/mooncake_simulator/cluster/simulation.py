@@ -73,7 +73,12 @@ def simulate(
 
     Returns:
         What became of each request, in the order of the trace.
+
+    Raises:
+        ValueError: a speed that no time passes at.
     """
+    if not 0 < speed < inf:
+        raise ValueError(f"speed is trace seconds a second, a number above 0, not {speed}")
     return Simulation(spec, random.Random(seed), on_arrival).run(requests, speed)
 
 
@@ -250,6 +255,8 @@ class Simulation:
     def _returns(self, name: str) -> None:
         for present in (self.present_prefill, self.present_decode):
             present.change(name, there=True)
+        if self.late_binding is not None and name in {each.id for each in self.prefill}:
+            self.late_binding.look(self.numbers[name])
         self.holding.look()
 
     def again(self, life: Life) -> None:

@@ -126,6 +126,15 @@ def test_a_dead_prefill_does_not_count_as_busy_with_what_it_had_begun(policy: st
     assert result.load.prefill == [pytest.approx(0.85)]
 
 
+def test_who_waits_elsewhere_comes_to_an_instance_that_is_back() -> None:
+    # All of them queue at the other one, and nobody arrives later.
+    long = [request(1.0 + 0.1 * at, 30_000, 5, 1_000 * at) for at in range(4)]
+    spec = ClusterSpec(2, 1, fetch="none", failures=(Failure("p-0", 0.5, 4.0),))
+    result = simulate(spec, [request(0.0, 1, 1, 9_000), *long])
+    assert sum(outcome.moved for outcome in result.outcomes) == 2
+    assert result.prefill_busy_s == [pytest.approx(result.prefill_busy_s[1], abs=0.01)] * 2
+
+
 def test_without_anybody_to_prefill_arrivals_are_refused_until_one_is_back() -> None:
     trace = [request(at, 2_000, 5, 0) for at in (0.0, 11.0, 21.0)]
     spec = ClusterSpec(1, 1, fetch="none", failures=(Failure("p-0", 10.0, 20.0),))

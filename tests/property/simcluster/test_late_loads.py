@@ -78,5 +78,5 @@ def test_early_refusal_by_late_loads_swings_more_than_by_loads_of_now() -> None:
 
 
 def test_an_age_that_is_no_number_of_seconds_is_refused() -> None:
-    with pytest.raises(ValueError, match="load_age_s is a number of seconds"):
+    with pytest.raises(ValueError, match="load_age_s is a finite number, 0 or more"):
         ClusterSpec(1, 1, load_age_s=-1.0)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import inf, nan
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -113,6 +115,28 @@ def test_a_refusal_by_stage_wastes_its_prefill_only_at_decode() -> None:
     predictive = simulate(replace(spec, admission=AdmissionMode.PREDICTIVE, holding=False), trace)
     assert predictive.wasted_prefills == 0
     assert predictive.refused > 0
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"ttft_target_s": -1.0}, "ttft_target_s is a number of seconds above 0"),
+        ({"tbt_target_s": nan}, "tbt_target_s is a number of seconds above 0"),
+        ({"cache_tokens": -5}, "cache_tokens is a number of tokens"),
+        ({"store_tokens": -1}, "store_tokens is a number of tokens"),
+        ({"chunk_tokens": 0}, "chunk_tokens is at least 1"),
+        ({"join_load_bytes_per_s": -1.0}, "join_load_bytes_per_s is a finite number"),
+    ],
+)
+def test_amounts_that_cannot_be_are_refused_by_name(settings: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        ClusterSpec(1, 1, **settings)
+
+
+@pytest.mark.parametrize("speed", [0.0, -1.0, inf, nan])
+def test_time_has_to_pass_and_not_backwards(speed: float) -> None:
+    with pytest.raises(ValueError, match="speed is trace seconds a second"):
+        simulate(ClusterSpec(1, 1), [], speed=speed)
 
 
 def replace_blocks(request: Request, offset: int) -> Request:
