@@ -97,7 +97,7 @@ def command(
         raise typer.Exit(1) from None
 
     columns = SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn()
-    with Progress(*columns, console=err, transient=True) as progress:
+    with Progress(*columns, console=err, transient=True, disable=not err.is_terminal) as progress:
         task = progress.add_task("simulating", total=None)
         trial = Trial(
             spec, requests, objectives, prices, speed=speed, seeds=range(seeds), jitter_ms=jitter_ms,

@@ -118,7 +118,7 @@ def command(
         report_error(str(error))
         raise typer.Exit(1) from None
     answers = []
-    with Progress(console=err, transient=True) as progress:
+    with Progress(console=err, transient=True, disable=not err.is_terminal) as progress:
         task = progress.add_task("simulating", total=len(asked) * seeds * len(requests))
         for question in asked:
             spec = question.spec

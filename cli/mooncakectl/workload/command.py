@@ -26,7 +26,7 @@ from mooncake_simulator.workloads import (
 )
 from mooncake_simulator.workloads.sessions import Arrival
 from mooncake_simulator.workloads.summary import Sizes
-from mooncakectl.console import err, report_error
+from mooncakectl.console import CommandError, check_writable, err, report_error
 from mooncakectl.console import out as stdout
 
 _FORMS = "const:X, uniform:LOW:HIGH, exp:MEAN, lognormal:MEDIAN:SIGMA, geometric:MEAN or quantiles:…"
@@ -76,6 +76,7 @@ def generate_command(
 ) -> None:
     """Make a trace. The defaults follow the published statistics of the conversation trace."""
     try:
+        check_writable("--out", out)
         if arrival not in get_args(Arrival):
             raise ValueError(f"--arrival {arrival}: expected one of {', '.join(get_args(Arrival))}")
         shape = SessionShape(
@@ -91,11 +92,11 @@ def generate_command(
             output_tokens=_distribution("--output-tokens", output_tokens),
             max_input_tokens=max_input_tokens,
         )
-        with Progress(console=err, transient=True) as bar:
+        with Progress(console=err, transient=True, disable=not err.is_terminal) as bar:
             task = bar.add_task("sessions", total=sessions)
             requests = generate(sessions, seed, shape, lambda done: bar.update(task, completed=done))
             write_trace(out, requests)
-    except (ValueError, TraceError) as error:
+    except (ValueError, TraceError, CommandError) as error:
         _fail(error)
     stdout.print(_table(str(out), describe(requests)))
 
@@ -126,7 +127,7 @@ def stats_command(
 
 
 def _hit_rate(requests: list[Request], blocks: int) -> float:
-    with Progress(console=err, transient=True) as bar:
+    with Progress(console=err, transient=True, disable=not err.is_terminal) as bar:
         task = bar.add_task(f"LRU of {blocks:,} blocks", total=len(requests))
         return token_hit_rate(requests, blocks, lambda done: bar.update(task, completed=done))
 
