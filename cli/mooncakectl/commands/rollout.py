@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from mooncakectl.commands import rollout_control
-from mooncakectl.console import CommandError, out, print_json
+from mooncakectl.console import CommandError, err, out, print_json
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from rich.table import Table
 
     from mooncake_operator.planning.desired import DesiredCluster
@@ -68,7 +70,7 @@ def plan(
         gpus=gpus,
         gpu_budget=gpu_budget,
     )
-    rounds = list(steps(cluster, before))
+    rounds = _shown(steps(cluster, before))
     if as_json:
         print_json({"finished": _is_finished(cluster, rounds), "steps": [_document(step) for step in rounds]})
     else:
@@ -76,6 +78,20 @@ def plan(
     if not _is_finished(cluster, rounds):
         why = "; ".join(rounds[-1].waits_for) or "no move is allowed"
         raise CommandError(f"the rollout stops before its end: {why}")
+
+
+def _shown(steps: Iterable[Step]) -> list[Step]:
+    """All steps; how many there are so far is shown meanwhile, for thousands of instances take minutes."""
+    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    columns = SpinnerColumn(), TextColumn("{task.completed:.0f} steps"), TimeElapsedColumn()
+    with Progress(*columns, console=err, transient=True, disable=not err.is_terminal) as progress:
+        task = progress.add_task("", total=None)
+        rounds = []
+        for step in steps:
+            rounds.append(step)
+            progress.advance(task)
+    return rounds
 
 
 def _is_finished(cluster: DesiredCluster, rounds: list[Step]) -> bool:

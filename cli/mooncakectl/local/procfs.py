@@ -38,15 +38,15 @@ def boot_id() -> str:
 def read_stat(pid: int) -> ProcessStat | None:
     """The process with this number now; None when there is none."""
     try:
-        text = Path(f"/proc/{pid}/stat").read_text()
+        line = Path(f"/proc/{pid}/stat").read_bytes()
     except (FileNotFoundError, ProcessLookupError):
         return None
-    # The name in parentheses may hold anything, parentheses and blanks too.
-    fields = text[text.rindex(")") + 2 :].split()
+    # The name in parentheses may hold anything: parentheses, blanks, half a letter.
+    fields = line[line.rindex(b")") + 2 :].split()
     return ProcessStat(
         identity=ProcessIdentity(pid=pid, start_ticks=int(fields[19])),
         session=int(fields[3]),
-        is_zombie=fields[0] in ("Z", "X"),
+        is_zombie=fields[0] in (b"Z", b"X"),
     )
 
 

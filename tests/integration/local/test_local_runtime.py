@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shutil
 import signal
 import stat
 import sys
@@ -355,6 +356,28 @@ async def test_a_foreign_process_with_a_recorded_number_is_left_alone(folders: F
     assert is_running(found.identity)
     foreign.kill()
     await foreign.wait()
+
+
+async def test_a_foreign_process_may_be_called_whatever_it_likes(folders: Folders, tmp_path: Path) -> None:
+    # Half a letter, as when the kernel cuts a long name; and what ends a name elsewhere.
+    program = os.fsencode(tmp_path) + b"/) Z \xc3"
+    shutil.copy("/bin/sleep", program)
+    foreign = await asyncio.create_subprocess_exec(program, "60")
+    try:
+        found = read_stat(foreign.pid)
+        assert found is not None
+        assert not found.is_zombie
+        async with LocalRuntime(folders) as runtime:
+            runtime.start(World((pod("a", python("main", SLEEP)),)))
+            await runtime.wait_ready(20)
+            (first,) = pids(runtime).values()
+            runtime.kill_container("a", "main")
+            await until(lambda: pids(runtime)["a/main"] not in (None, first))
+            runtime.kill()
+        assert foreign.returncode is None
+    finally:
+        foreign.kill()
+        await foreign.wait()
 
 
 async def test_killing_cuts_a_long_stop_short(folders: Folders) -> None:
