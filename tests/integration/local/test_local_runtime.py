@@ -491,6 +491,7 @@ async def test_a_log_that_cannot_be_kept_is_emptied_all_the_same(folders: Folder
     async with LocalRuntime(folders) as runtime:
         runtime.start(World((pod("a", python("main", SLEEP)), pod("b", python("main", SLEEP)))))
         await until(lambda: all(status.ready for status in runtime.statuses()))
+        await until(lambda: all("here" in runtime.log(name, "main").read_text() for name in ("a", "b")))
         for name in ("a", "b"):
             runtime.log(name, "main").write_bytes(b"x" * 5_000)
             runtime.log(name, "main").with_suffix(".log.1").symlink_to("/dev/full")
