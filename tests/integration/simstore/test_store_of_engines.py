@@ -4,8 +4,13 @@ from typing import Any
 
 import httpx
 import pytest
+import zmq
 
+from mooncake_core.events import BlockStored, decode_batch
+from mooncake_core.events.framing import parse_replay_answer, replay_request
+from mooncake_core.index import Tier
 from mooncake_testing.simulated import Simulated, SimulatedProcess
+from mooncake_testing.waiting import eventually
 
 STORE = {"kv_connector": "MooncakeStoreConnector", "kv_role": "kv_both"}
 
@@ -145,6 +150,34 @@ def test_without_its_node_an_engine_computes_for_itself_and_uses_the_next_node(
     ask(engines["prefill"], list(range(3200, 3300)))
     settled(engines["prefill"], puts + 1)
     assert cached(ask(engines["other"], list(range(3200, 3300)))) == 96
+
+
+def test_what_one_node_took_is_told_of_though_another_is_gone(simulated: Simulated) -> None:
+    master = simulated.master("--client-ttl", "60")
+    nodes = [simulated.node(master) for _ in range(2)]
+    engine = simulated.engine(connector=STORE, environ=simulated.store_environ(master), events=True)
+    nodes[0].kill()
+    ask(engine, [n % 300 for n in range(40 * 16 + 1)])
+    admin = master.bootstrap_url
+
+    def there() -> int:
+        return len(httpx.get(f"{admin}/get_all_keys", trust_env=False).text.split())
+
+    eventually(lambda: 0 < there() < 40, "the node that is left has its share")
+    eventually(lambda: told_of_the_store(engine) == there(), "all that is in the store was told of")
+
+
+def told_of_the_store(engine: SimulatedProcess) -> int:
+    """Blocks that the engine's events say are in the store, all of its life."""
+    with zmq.Context() as context, context.socket(zmq.DEALER) as dealer:
+        dealer.linger = 0
+        dealer.connect(engine.replay_endpoint)
+        dealer.send_multipart(replay_request(0))
+        told = 0
+        while (message := parse_replay_answer(dealer.recv_multipart())) is not None:
+            stored = [each for each in decode_batch(message.payload).events if isinstance(each, BlockStored)]
+            told += sum(len(each.hashes) for each in stored if each.medium is Tier.DRAM)
+        return told
 
 
 def test_without_the_master_requests_are_computed_and_after_its_restart_nodes_mount_again(

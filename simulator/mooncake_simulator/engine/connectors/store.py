@@ -227,30 +227,45 @@ class MooncakeStoreConnector(KvConnector):
         keys = self._keys(blocks.hashes)
         preferred = self._node.name if self._node is not None else None
         put: list[int] = []
+        written: list[int] = []
         try:
             wanted = calls.PutStart(objects=[(key, each) for key in keys], preferred=preferred)
             placed = await self._master.call("/rpc/put_start", wanted)
             assert isinstance(placed, list)
             put = [index for index, segment in enumerate(placed) if segment is not None]
-            await self._write(keys, placed, put, each)
-            self._announce(blocks, put)
-            ok = True
+            await self._write(keys, placed, put, each, written)
         except _UNREACHABLE as error:
+            LOG.warning(
+                "store: %d blocks not put: %s", len(put) - len(written), error or type(error).__name__
+            )
             ok = False
-            LOG.warning("store: %d blocks not put: %s", len(keys), error or type(error).__name__)
+        else:
+            ok = True
+        # Also where the rest failed: nobody will tell of these blocks a second time.
+        self._announce(blocks, sorted(written))
         self._metrics.record("save_put", ok, len(put), len(put) * each, time.monotonic() - started)
 
-    async def _write(self, keys: list[str], placed: list[Any], put: list[int], each: int) -> None:
-        by_segment: dict[str, list[str]] = defaultdict(list)
+    async def _write(
+        self, keys: list[str], placed: list[Any], put: list[int], each: int, written: list[int]
+    ) -> None:
+        """Write what was placed, segment by segment; `written` grows with each that took its blocks."""
+        by_segment: dict[str, list[int]] = defaultdict(list)
         for index in put:
-            by_segment[placed[index]].append(keys[index])
-        for segment, names in by_segment.items():
+            by_segment[placed[index]].append(index)
+        failure: Exception | None = None
+        for segment, indexes in by_segment.items():
+            names = calls.Keys(keys=[keys[index] for index in indexes])
             try:
-                await self._transfer(segment, False, len(names) * each)
-            except _UNREACHABLE:
-                await self._master.call("/rpc/put_revoke", calls.Keys(keys=names))
-                raise
-            await self._master.call("/rpc/put_end", calls.Keys(keys=names))
+                await self._transfer(segment, False, len(indexes) * each)
+            except _UNREACHABLE as error:
+                failure = error
+                await self._master.call("/rpc/put_revoke", names)
+                continue
+            ended = await self._master.call("/rpc/put_end", names)
+            assert isinstance(ended, list)
+            written += [index for index, there in zip(indexes, ended, strict=True) if there]
+        if failure is not None:
+            raise failure
 
     def _announce(self, blocks: Stored, put: list[int]) -> None:
         size = self.engine.options.block_size
