@@ -77,7 +77,8 @@ def store_revisions(plan: Plan, store: StorePlan) -> tuple[str, str]:
 def written(spec: ApiModel) -> dict[str, Any]:
     """A part of a spec as its user wrote it, whatever the notation: 8Ti is no other wish than 8192Gi.
 
-    Defaults that later versions add or change are none of it.
+    Defaults that later versions add are none of it. (Those that are there do not change: the API server has
+    written them into the objects.)
     """
     found: dict[str, Any] = spec.model_dump(
         mode="json", by_alias=True, exclude_defaults=True, context=BY_VALUE
