@@ -9,9 +9,10 @@ from collections.abc import Iterable, Sequence
 from heapq import merge
 from math import inf
 
-from mooncake_core.ledger.book import Book, Entry, microseconds
+from mooncake_core.ledger.book import Book
 from mooncake_core.ledger.contract import InstanceLoad, Limits, RefusalReason, Reservation, SeatLimits
 from mooncake_core.ledger.share import End, Ends, Share
+from mooncake_core.ledger.tally import Entry, microseconds
 
 
 class Sum:

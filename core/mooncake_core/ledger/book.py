@@ -1,84 +1,15 @@
-"""The table of one incarnation's reservations, with its sums by instance.
-
-Pure: time comes in as a parameter. Seconds of prefill are counted in whole microseconds and KV in whole
-tokens, so that sums are exact: what was added and taken away again leaves zero.
-"""
+"""The table of one incarnation's reservations, with its sums by instance. Pure: time is a parameter."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from math import inf
 
-import msgspec
 from msgspec.structs import replace
 
-from mooncake_core.ledger.contract import BUCKET_S, Reservation
-from mooncake_core.ledger.share import End, Queued, Share, Waiting
-
-
-class Entry(msgspec.Struct, gc=False):
-    """A reservation with where it stands."""
-
-    reservation: Reservation
-    reserved_s: float
-    cost_us: int
-    arrival_bucket: int
-    """When decode is predicted to begin; of a prompt that was computed and is held, when that was."""
-    decode_bucket: int
-    begun_s: float
-    """When its prefill was handed to its instance; inf = it waits for its turn."""
-    prefilling: bool = True
-    decoding: bool = False
-    """Neither: it was prefilled, and is held until it has a place to decode."""
-
-    @property
-    def queue(self) -> str:
-        """The instance whose time the prefill takes: the decode instance where that one prefills itself."""
-        return self.reservation.prefill or self.reservation.decode
-
-
-def microseconds(seconds: float) -> int:
-    """Whole microseconds of a duration, rounded as the scripts round; negative ones count as none."""
-    return int(seconds * 1e6 + 0.5) if seconds > 0 else 0
-
-
-def bucket_of(at_s: float) -> int:
-    """The bucket in which a moment is counted."""
-    return int(at_s / BUCKET_S)
-
-
-class _Tally:
-    """The sums of one incarnation at one instance."""
-
-    __slots__ = (
-        "arriving", "batch", "decode_ends", "kv_tokens", "prefill_ends", "queue", "queued_tokens",
-        "share", "waiting",
-    )  # fmt: skip
-
-    def __init__(self) -> None:
-        self.queue: dict[str, Queued] = {}
-        self.waiting: dict[str, Waiting] = {}
-        self.queued_tokens = 0
-        self.batch = 0
-        self.arriving = 0
-        self.kv_tokens = 0
-        self.prefill_ends: dict[int, End] = {}
-        self.decode_ends: dict[int, End] = {}
-        self.share: Share | None = None
-
-    @property
-    def empty(self) -> bool:
-        return not (self.queue or self.waiting or self.batch or self.arriving)
-
-
-def _count(ends: dict[int, End], bucket: int, requests: int, kv_tokens: int) -> None:
-    had = ends.get(bucket)
-    if had is None:
-        ends[bucket] = (bucket, requests, kv_tokens)
-    elif had[1] + requests:
-        ends[bucket] = (bucket, had[1] + requests, had[2] + kv_tokens)
-    else:
-        del ends[bucket]
+from mooncake_core.ledger.contract import Reservation
+from mooncake_core.ledger.share import Share, Waiting
+from mooncake_core.ledger.tally import Entry, Tally, bucket_of, microseconds
 
 
 class Book:
@@ -86,7 +17,7 @@ class Book:
 
     def __init__(self) -> None:
         self._entries: dict[str, Entry] = {}
-        self._tallies: dict[str, _Tally] = {}
+        self._tallies: dict[str, Tally] = {}
         self.touched: set[str] = set()
         """Instances whose share changed since the reader last emptied this set."""
         self.changes = 0
@@ -146,8 +77,8 @@ class Book:
             queue.queue[reservation.id] = (now_s, entry.cost_us)
         queue.queued_tokens += reservation.prefill_tokens
         decode.kv_tokens += reservation.kv_tokens
-        self._join_arriving(entry, decode)
-        _count(decode.decode_ends, entry.decode_bucket, 1, reservation.kv_tokens)
+        decode.join_arriving(entry)
+        decode.join_ends(entry)
         return entry
 
     def begin_prefill(self, reservation_id: str, now_s: float) -> Entry | None:
@@ -178,15 +109,16 @@ class Book:
         self._leave_queue(entry)
         entry.prefilling = False
         decode = self._tally(reservation.decode)
-        self._leave_arriving(entry, decode)
-        self._leave_ends(entry, decode)
+        decode.leave_arriving(entry)
+        decode.leave_ends(entry)
         if held:
             entry.arrival_bucket = bucket_of(now_s)
-            self._join_arriving(entry, decode)
+            decode.join_arriving(entry)
         else:
             entry.decoding = True
             decode.batch += 1
-        self._join_ends(entry, decode, now_s)
+        entry.decodes_from(now_s)
+        decode.join_ends(entry)
         return entry
 
     def move(self, reservation: Reservation) -> Entry | None:
@@ -204,8 +136,8 @@ class Book:
             raise ValueError(f"reservation {reservation.id}: only its prefill can be moved")
         self._leave_queue(entry)
         decode = self._tally(reservation.decode)
-        self._leave_arriving(entry, decode)
-        self._leave_ends(entry, decode)
+        decode.leave_arriving(entry)
+        decode.leave_ends(entry)
         entry.reservation = reservation
         entry.cost_us = max(1, microseconds(reservation.prefill_cost_s))
         entry.arrival_bucket = bucket_of(reservation.prefill_end_s)
@@ -215,8 +147,8 @@ class Book:
         # It keeps its age, and those that wait stand by that.
         queue.waiting = dict(sorted(queue.waiting.items(), key=lambda each: each[1]))
         queue.queued_tokens += reservation.prefill_tokens
-        self._join_arriving(entry, decode)
-        _count(decode.decode_ends, entry.decode_bucket, 1, reservation.kv_tokens)
+        decode.join_arriving(entry)
+        decode.join_ends(entry)
         return entry
 
     def seat(self, reservation_id: str, decode: str, now_s: float) -> Entry | None:
@@ -228,8 +160,8 @@ class Book:
         if entry is None or entry.prefilling or entry.decoding:
             return None
         before = self._tally(entry.reservation.decode)
-        self._leave_arriving(entry, before)
-        self._leave_ends(entry, before)
+        before.leave_arriving(entry)
+        before.leave_ends(entry)
         before.kv_tokens -= entry.reservation.kv_tokens
         if decode != entry.reservation.decode:
             entry.reservation = replace(entry.reservation, decode=decode)
@@ -237,7 +169,8 @@ class Book:
         tally = self._tally(decode)
         tally.batch += 1
         tally.kv_tokens += entry.reservation.kv_tokens
-        self._join_ends(entry, tally, now_s)
+        entry.decodes_from(now_s)
+        tally.join_ends(entry)
         return entry
 
     def drop(self, reservation_id: str) -> Entry | None:
@@ -251,9 +184,9 @@ class Book:
         if entry.decoding:
             decode.batch -= 1
         else:
-            self._leave_arriving(entry, decode)
+            decode.leave_arriving(entry)
         decode.kv_tokens -= entry.reservation.kv_tokens
-        self._leave_ends(entry, decode)
+        decode.leave_ends(entry)
         return entry
 
     def oldest_s(self, instance: str) -> float:
@@ -273,52 +206,18 @@ class Book:
         if tally.empty:
             del self._tallies[instance]
             return None
-        if tally.share is None:
-            tally.share = Share(
-                tuple(tally.queue.values()),
-                tally.batch,
-                tally.arriving,
-                tally.kv_tokens,
-                tuple(sorted(tally.prefill_ends.values())),
-                tuple(sorted(tally.decode_ends.values())),
-                tuple(tally.waiting.values()),
-                tally.queued_tokens,
-            )
-        return tally.share
+        return tally.seen()
 
     def _leave_queue(self, entry: Entry) -> None:
         queue = self._tally(entry.queue)
         del (queue.waiting if entry.begun_s == inf else queue.queue)[entry.reservation.id]
         queue.queued_tokens -= entry.reservation.prefill_tokens
 
-    @staticmethod
-    def _join_arriving(entry: Entry, decode: _Tally) -> None:
-        decode.arriving += 1
-        _count(decode.prefill_ends, entry.arrival_bucket, 1, entry.reservation.kv_tokens)
-
-    @staticmethod
-    def _leave_arriving(entry: Entry, decode: _Tally) -> None:
-        decode.arriving -= 1
-        _count(decode.prefill_ends, entry.arrival_bucket, -1, -entry.reservation.kv_tokens)
-
-    @staticmethod
-    def _join_ends(entry: Entry, decode: _Tally, begins_s: float) -> None:
-        """Its decode is as long as predicted, from the moment at which it begins."""
-        reservation = entry.reservation
-        entry.decode_bucket = bucket_of(
-            begins_s + max(0.0, reservation.decode_end_s - reservation.prefill_end_s)
-        )
-        _count(decode.decode_ends, entry.decode_bucket, 1, reservation.kv_tokens)
-
-    @staticmethod
-    def _leave_ends(entry: Entry, decode: _Tally) -> None:
-        _count(decode.decode_ends, entry.decode_bucket, -1, -entry.reservation.kv_tokens)
-
-    def _tally(self, instance: str) -> _Tally:
+    def _tally(self, instance: str) -> Tally:
         """The tally of an instance, about to be changed."""
         tally = self._tallies.get(instance)
         if tally is None:
-            tally = self._tallies[instance] = _Tally()
+            tally = self._tallies[instance] = Tally()
         tally.share = None
         self.touched.add(instance)
         self.changes += 1

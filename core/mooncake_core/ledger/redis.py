@@ -9,7 +9,6 @@ from math import inf
 from uuid import uuid4
 
 from mooncake_core.ledger.board import Board
-from mooncake_core.ledger.book import Entry, microseconds
 from mooncake_core.ledger.contract import InstanceLoad, Limits, RefusalReason, Reservation, SeatLimits
 from mooncake_core.ledger.row import Row
 from mooncake_core.ledger.scripts import (
@@ -26,6 +25,7 @@ from mooncake_core.ledger.scripts import (
     TAKEN_AND_WAITS,
 )
 from mooncake_core.ledger.share import Waiting
+from mooncake_core.ledger.tally import Entry, microseconds
 from mooncake_core.resp import RespClient
 
 HEARTBEAT_TTL_S = 3.0
