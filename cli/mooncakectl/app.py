@@ -28,6 +28,7 @@ def build_app() -> typer.Typer:
     app = typer.Typer(
         name="mooncakectl",
         help="Run, watch and question Mooncake clusters.",
+        epilog="Exit codes: 0 done, 1 what stderr says, 2 wrong use, 130 interrupted.",
         no_args_is_help=True,
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["-h", "--help"]},

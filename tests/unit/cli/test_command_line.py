@@ -102,3 +102,8 @@ def test_a_manifest_without_a_cluster_cannot_be_brought_up(run: CliRunner, tmp_p
     result = run.invoke(build_app(), ["up", "-f", str(path)])
     assert isinstance(result.exception, CommandError)
     assert str(result.exception) == f"{path}: no MooncakeCluster; add one"
+
+
+def test_the_help_tells_the_exit_codes(run: CliRunner) -> None:
+    told = " ".join(run.invoke(build_app(), ["--help"]).output.split())
+    assert "Exit codes: 0 done, 1 what stderr says, 2 wrong use, 130 interrupted." in told
