@@ -11,7 +11,7 @@ from pathlib import Path
 from mooncakectl.console import say
 from mooncakectl.local import Folders, LocalRuntime
 from mooncakectl.local.cluster import Definition, LocalCluster, plan_local, stop_wave
-from mooncakectl.local.ports import first_free_port
+from mooncakectl.local.ports import held_port
 from mooncakectl.local.supervision import EventSink
 
 DEFAULT_PORT = 8000
@@ -47,22 +47,16 @@ async def started(
     async with LocalRuntime(Folders.of(definition.name), on_event=on_event) as runtime:
         if runtime.leftovers_ended:
             say(f"ended {runtime.leftovers_ended} processes that a killed mooncakectl had left running")
-        serving_port = _serving_port(port)
-        cluster = plan_local(definition, serving_port=serving_port, secrets_dir=secrets_dir)
-        runtime.start(cluster.world)
-        runtime.announce(endpoint=cluster.endpoint, admin_urls=cluster.admin_urls)
-        yield Session(cluster, runtime)
-
-
-def _serving_port(wanted: int | None) -> int:
-    if wanted is not None:
-        return first_free_port(wanted, tries=1)
-    found = first_free_port(DEFAULT_PORT)
-    if found != DEFAULT_PORT:
-        say(
-            f"port {DEFAULT_PORT} is taken: clients reach the cluster on {found} (--port chooses another one)"
-        )
-    return found
+        with held_port(DEFAULT_PORT) if port is None else held_port(port, tries=1) as serving_port:
+            if port is None and serving_port != DEFAULT_PORT:
+                say(
+                    f"port {DEFAULT_PORT} is taken: clients reach the cluster on {serving_port} "
+                    "(--port chooses another one)"
+                )
+            cluster = plan_local(definition, serving_port=serving_port, secrets_dir=secrets_dir)
+            runtime.start(cluster.world)
+            runtime.announce(endpoint=cluster.endpoint, admin_urls=cluster.admin_urls)
+            yield Session(cluster, runtime)
 
 
 async def first_of(*tasks: asyncio.Task[None]) -> None:

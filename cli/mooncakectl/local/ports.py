@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import socket
 import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 
 from mooncakectl.local.errors import LocalRuntimeError
 
@@ -92,3 +93,30 @@ def first_free_port(
             return port
     taken = f"ports {wanted} to {candidates[-1]} are all" if len(candidates) > 1 else f"port {wanted} is"
     raise LocalRuntimeError(f"{taken} taken, or not yours to use: choose another one with --port")
+
+
+@contextmanager
+def held_port(wanted: int, tries: int = 100) -> Iterator[int]:
+    """The wanted port or the next free one, kept for the servers of this user that share it by SO_REUSEPORT.
+
+    They may bind it; whoever else looks for a free port finds it taken, also before one of them listens. The
+    socket itself never listens, so no connection goes to it.
+
+    Raises:
+        LocalRuntimeError: as `first_free_port`.
+    """
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as keeper:
+
+        def take(port: int) -> bool:
+            # As a server's, the bind must not mind connections in TIME_WAIT.
+            keeper.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                keeper.bind(("127.0.0.1", port))
+            except OSError:
+                return False
+            # Only now may others share it: two that came at once would else both have it.
+            keeper.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)
+            keeper.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+            return True
+
+        yield first_free_port(wanted, tries, is_free=take)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import socket
 import sys
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,13 @@ import pytest
 from mooncake_testing.pods import pod
 from mooncakectl.local import Folders, LocalRuntimeError, PodUnsupportedError, World
 from mooncakectl.local.containers import ContainerKind, PodSpec, RestartPolicy
-from mooncakectl.local.ports import BLOCK_PORTS, PortBlocks, first_free_port
+from mooncakectl.local.ports import (
+    BLOCK_PORTS,
+    PortBlocks,
+    first_free_port,
+    held_port,
+    loopback_port_is_free,
+)
 from mooncakectl.local.programs import Programs, find_redis_server
 from mooncakectl.local.runtime import resolve_pods
 
@@ -199,3 +206,23 @@ def test_sockets_in_a_pods_folder_stay_under_the_limit_of_the_kernel() -> None:
     other = Folders.of("another", environ)
     assert folders.run != other.run
     assert folders.log("p", "c").is_relative_to(folders.state)
+
+
+def test_a_port_is_kept_for_those_who_share_it_from_the_moment_it_was_found() -> None:
+    with held_port(20_000, tries=12_000) as port:
+        assert not loopback_port_is_free(port)
+        with held_port(port, tries=100) as another:
+            assert another > port, "two that start at once do not get the same one"
+        with pytest.raises(LocalRuntimeError, match=f"port {port} is taken"), held_port(port, tries=1):
+            pass
+        servers = [socket.socket(), socket.socket()]
+        for server in servers:
+            server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+            server.bind(("127.0.0.1", port))
+            server.listen(100)
+        for _ in range(20):
+            socket.create_connection(("127.0.0.1", port), timeout=5).close()
+        for server in servers:
+            server.close()
+    assert loopback_port_is_free(port)
