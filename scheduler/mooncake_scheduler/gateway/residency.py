@@ -44,6 +44,8 @@ FAILURES = 3
 """Late answers in a row after which the shared index counts as too slow."""
 AWAY_S = 1.0
 """Wall seconds for which a shared index that failed is not asked again."""
+_ANY_KEYS = (1,)
+"""Asked for to see whether it answers."""
 BELIEVED_S = 2.0
 """Wall seconds after its predicted end for which a dispatch is believed without an engine's report."""
 
@@ -156,7 +158,10 @@ class SharedResidency:
         self._failures_in_row = 0
 
     async def follow(self, instances: Sequence[Instance]) -> None:
-        """As `LocalResidency.follow`; the shared index is kept by the sidecars."""
+        """As `LocalResidency.follow`; the shared index is kept by the sidecars.
+
+        One that was away is asked whether it is back: nobody else would ask while there are no requests.
+        """
         for instance in instances:
             if self._epochs.get(instance.id, instance.epoch) != instance.epoch:
                 self._recent.forget(instance.id)
@@ -167,23 +172,17 @@ class SharedResidency:
         await self._local.follow(instances)
         if self.mode == "local":
             await self._read_journal(JOURNAL_SLICE)
+            await self._ask(_ANY_KEYS)
 
     async def match(self, keys: Sequence[int]) -> Mapping[str, Depth]:
         """Depth in blocks by holder."""
         if not keys:
             return {}
         now_s = time.monotonic()
-        if now_s < self._away_until_s:
-            return await self._match_locally(keys)
-        try:
-            found = await self._shared.match(keys)
-        except ConnectionError as error:
-            self._failed(error)
-            return await self._match_locally(keys)
-        self._failures_in_row = 0
-        if self.mode == "local":
-            self.mode = "shared"
-            _log.info("the shared index is back")
+        found = await self._ask(keys)
+        if found is None:
+            await self._read_journal(JOURNAL_BIT)
+            return await self._local.match(keys)
         return self._recent.merge(keys, found, now_s)
 
     async def dispatched(
@@ -203,6 +202,21 @@ class SharedResidency:
         while len(self._journal) > JOURNAL or self._journal_keys > JOURNAL_KEYS:
             self._journal_keys -= len(self._journal.popleft()[1])
 
+    async def _ask(self, keys: Sequence[int]) -> Mapping[str, Depth] | None:
+        """What the shared index knows; None = it does not answer, or did not a moment ago."""
+        if time.monotonic() < self._away_until_s:
+            return None
+        try:
+            found = await self._shared.match(keys)
+        except ConnectionError as error:
+            self._failed(error)
+            return None
+        self._failures_in_row = 0
+        if self.mode == "local":
+            self.mode = "shared"
+            _log.info("the shared index is back")
+        return found
+
     def _failed(self, error: ConnectionError) -> None:
         """A late answer may be our own loop's fault; only several in a row, or a broken connection, count."""
         self.failures += 1
@@ -213,10 +227,6 @@ class SharedResidency:
         if self.mode == "shared":
             self.mode = "local"
             _log.warning("the shared index is away, own dispatches are used", error=str(error))
-
-    async def _match_locally(self, keys: Sequence[int]) -> Mapping[str, Depth]:
-        await self._read_journal(JOURNAL_BIT)
-        return await self._local.match(keys)
 
     async def _read_journal(self, most: int) -> None:
         """Read the latest entries into the index."""

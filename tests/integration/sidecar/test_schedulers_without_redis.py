@@ -134,3 +134,16 @@ async def test_whoever_answers_again_is_used_again_though_the_registry_is_still_
     sidecar.start()
     await until(lambda: fleet.state("b-0") is InstanceState.READY)
     assert (await fleet.running.complete()).status_code == 200
+
+
+async def test_a_redis_that_hung_is_no_longer_told_of_once_it_answers_though_nobody_asks_for_anything(
+    fleet: Fleet,
+) -> None:
+    scheduler = fleet.running.scheduler
+    async with fleet.load():
+        await fleet.more(8)
+        fleet.redis.pause()
+        await until(lambda: scheduler.services.residency.mode == "local")
+    assert scheduler.degradations()
+    fleet.redis.resume()
+    await until(lambda: not scheduler.degradations())
