@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from itertools import groupby
 
@@ -81,6 +81,7 @@ class Execution:
         revisions: Sequence[Object],
         scheduler_pods: Sequence[Object],
         token: str,
+        left_alone: Collection[str] = (),
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
         """Take the parts.
@@ -96,6 +97,7 @@ class Execution:
             revisions: live ControllerRevisions of the cluster.
             scheduler_pods: live Pods of the schedulers.
             token: of the schedulers' admin port.
+            left_alone: pools of which nothing is to be done, whatever was planned.
             now: for transition times.
         """
         self._client = client
@@ -108,12 +110,15 @@ class Execution:
         self._revisions = {name_of(revision): revision for revision in revisions}
         self._scheduler_pods = scheduler_pods
         self._token = token
+        self._left_alone = left_alone
         self._now = now
         self._limit = asyncio.Semaphore(AT_ONCE)
         self._held: set[str] = set()
         """Pools of which no more Pods are to be made by this plan."""
         self.refusals: dict[str, list[Finding]] = {}
         """By pool, what could not be done and why; under no name what is no pool's of the plan."""
+        self.halted: set[str] = set()
+        """Instances of which a step was refused, or rests on what was."""
 
     async def carry_out(self, actions: Sequence[Action]) -> None:
         """Do it all.
@@ -126,16 +131,24 @@ class Execution:
         lanes: dict[str, list[Action]] = defaultdict(list)
         for action in actions:
             lanes[self._pool_of(action)].append(action)
-        await together(map(self._in_order, lanes.values()))
+        wanted = [lane for pool, lane in lanes.items() if pool not in self._left_alone]
+        await together(map(self._in_order, wanted))
         # Not in the order of the answers: a condition's words are not to change by chance.
         for pool, findings in self.refusals.items():
             self.refusals[pool] = sorted(findings, key=lambda finding: finding.message)[:_TOLD]
 
     async def _in_order(self, actions: Sequence[Action]) -> None:
         """The actions of one pool. Those of its instances concern one instance each."""
+        founded = True
         for kind, alike in groupby(actions, _step):
             group = list(alike)
-            if kind is CreatePod:
+            if not founded:
+                # Whatever would replace what serves cannot be made.
+                self.halted.update(_instance_of(action) for action in group if not _gives_back(action))
+                group = [action for action in group if _gives_back(action)]
+            if kind in (AddFinalizer, RecordRevision):
+                founded &= await self._one_by_one(group)
+            elif kind is CreatePod:
                 # One Pod first: what refuses it would refuse the others too.
                 await self._one_by_one(group[:1])
                 await together(self._one_by_one([action]) for action in group[1:])
@@ -144,11 +157,13 @@ class Execution:
             else:
                 await self._one_by_one(group)
 
-    async def _one_by_one(self, actions: Sequence[Action]) -> None:
+    async def _one_by_one(self, actions: Sequence[Action]) -> bool:
         for action in actions:
             async with self._limit:
                 if not await self._is_done(action):
-                    return  # what comes after rests on it
+                    self.halted.add(_instance_of(action))
+                    return False  # what comes after rests on it
+        return True
 
     async def _is_done(self, action: Action) -> bool:
         try:
@@ -295,7 +310,7 @@ class Execution:
     async def _refused(self, action: Action, finding: Finding) -> None:
         pool = self._pool_of(action)
         self.refusals.setdefault(pool, []).append(finding)
-        if isinstance(action, (CreatePod, RecordRevision, AddFinalizer)):
+        if isinstance(action, CreatePod):
             self._held.add(pool)
         if (owner := self._owners.get(pool)) is not None:
             verb = type(action).__name__
@@ -316,6 +331,11 @@ class Execution:
 def _step(action: Action) -> type:
     """What may be carried out side by side: `DeletePod` stands for all that concerns one instance."""
     return DeletePod if isinstance(action, (SetGate, MarkDrain, Unmark, DeletePod)) else type(action)
+
+
+def _gives_back(action: Action) -> bool:
+    """Whether it lets schedulers use an instance."""
+    return isinstance(action, Unmark) or (isinstance(action, SetGate) and action.status)
 
 
 def _instance_of(action: Action) -> str:

@@ -96,12 +96,15 @@ class ClusterReconciler:
             if await freed_because_the_namespace_ends(client, key.namespace):
                 return Result()
             raise
-        if world.cluster is None:
-            self._memories.pop(key, None)
         try:
             result = await ClusterPass(self._tools, key, world, memory, self._clock()).run()
         except NamespaceEndsError:
+            if world.cluster is None:
+                self._memories.pop(key, None)
             return Result()
+        if world.cluster is None and not memory.refusals:
+            # With refusals forgotten, the next pass would tell of them as of news, and so wake itself.
+            self._memories.pop(key, None)
         await self._tell_of_drift()
         return result
 

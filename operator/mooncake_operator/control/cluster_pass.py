@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from mooncake_core.api import MooncakeCluster
@@ -10,7 +10,12 @@ from mooncake_operator.control.asking import Answers
 from mooncake_operator.control.carrying_out import Execution
 from mooncake_operator.control.causes import next_look_s
 from mooncake_operator.control.contract import Key, Result
-from mooncake_operator.control.credentials import kept_admin_token, kept_credentials, secret_findings
+from mooncake_operator.control.credentials import (
+    kept_admin_token,
+    kept_credentials,
+    kept_redis_password,
+    secret_findings,
+)
 from mooncake_operator.control.gather import STRANGERS, World
 from mooncake_operator.control.inline import with_live_replicas
 from mooncake_operator.control.kept import Memory, Tools
@@ -80,6 +85,8 @@ class ClusterPass:
         self._causes: Mapping[str, Trouble] = {}
         self._written: dict[str, Object] = {}
         """By uid: objects whose statuses this pass has written."""
+        self._left_alone: set[str] = set()
+        """Pools that cannot be made or replaced yet."""
 
     async def run(self) -> Result:
         """Do it.
@@ -138,6 +145,11 @@ class ClusterPass:
                 ]
             )
             self._findings += [*keeper.outcome.findings, *history]
+            secret = "Secret", rendered.redis_name
+            kept = secret in keeper.outcome.live or kept_redis_password(self._world, read)
+            if rendered.manages_redis and not kept:
+                # Its password is known to nobody, and would be another one in each pass.
+                self._left_alone.add(rendered.redis_name)
         else:
             self._findings += keeper.outcome.findings
         self._memory.applier.forget_all_but({uid_of(obj) for obj in keeper.outcome.live.values()})
@@ -203,7 +215,7 @@ class ClusterPass:
             # Whoever has the name that was wanted has come since others' Pods were last read.
             self._memory.recent.changed(STRANGERS)
             await self._report(report, execution.refusals)
-        return self._result(made)
+        return self._result(made, execution.halted)
 
     def _execution(self, picture: Picture, rendered: RenderPlan | None) -> Execution:
         owned = self._world.owned or {}
@@ -218,6 +230,7 @@ class ClusterPass:
             revisions=[obj for (kind, _), obj in owned.items() if kind == "ControllerRevision"],
             scheduler_pods=self._cluster_pods(),
             token=self._token,
+            left_alone=self._left_alone,
         )
 
     async def _report(self, report: _Report, refusals: Mapping[str, Sequence[Finding]]) -> None:
@@ -249,7 +262,7 @@ class ClusterPass:
         """Objects as this pass has left them."""
         return {name: self._written.get(uid_of(owner), owner) for name, owner in owners.items()}
 
-    def _result(self, made: Plan) -> Result:
+    def _result(self, made: Plan, halted: Collection[str]) -> Result:
         now_s = self._now_s
         times = [_MENDED_S] if self._findings or self._memory.refusals else []
         if made.look_again_s is not None:
@@ -259,7 +272,9 @@ class ClusterPass:
         gated = [o for o in made.outcomes.values() if o.pool.gated]
         if gated:
             settling = any(
-                i.phase in (Phase.READY, Phase.DRAINING) for outcome in gated for i in outcome.instances
+                i.phase in (Phase.READY, Phase.DRAINING) and i.name not in halted
+                for outcome in gated
+                for i in outcome.instances
             )
             times.append(_SETTLING_S if settling else _SETTLED_S)
         return Result(max(_SOONEST_S, min(times)) if times else None)

@@ -46,9 +46,14 @@ def kept_credentials(world: World, cluster: MooncakeCluster, make: Callable[[], 
     """
     name, uid = cluster.metadata.name, cluster.metadata.uid or ""
     return Credentials(
-        redis_password=_kept(world, uid, f"{name}-redis", PASSWORD_KEY) or make(),
+        redis_password=kept_redis_password(world, cluster) or make(),
         admin_token=_kept(world, uid, f"{name}-admin", TOKEN_KEY) or make(),
     )
+
+
+def kept_redis_password(world: World, cluster: MooncakeCluster) -> str:
+    """Password of the managed Redis; empty = there is none."""
+    return _kept(world, cluster.metadata.uid or "", f"{cluster.metadata.name}-redis", PASSWORD_KEY)
 
 
 def kept_admin_token(world: World) -> str:
