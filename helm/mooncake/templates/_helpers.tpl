@@ -1,13 +1,23 @@
-{{/* Name of all objects of a release, whose own may have dots: a Service's may not, and has 63 characters at most. */}}
+{{/* Name of all objects of a release, which may have dots. */}}
 {{- define "mooncake.name" -}}
-{{- $release := .Release.Name | replace "." "-" }}
-{{- if contains "mooncake" $release }}{{ $release | trunc 46 | trimSuffix "-" }}
-{{- else }}{{ printf "%s-mooncake" $release | trunc 46 | trimSuffix "-" }}
+{{- if contains "mooncake" .Release.Name }}{{ .Release.Name | trunc 50 | trimSuffix "-" | trimSuffix "." }}
+{{- else }}{{ printf "%s-mooncake" .Release.Name | trunc 50 | trimSuffix "-" | trimSuffix "." }}
 {{- end }}
 {{- end }}
 
 {{- define "mooncake.operatorName" -}}
 {{ include "mooncake.name" . }}-operator
+{{- end }}
+
+{{/* A Service's name has no dots. Here and below: 63 characters at most, and the names above stay as they are, for
+     Deployment and Lease go by them. */}}
+{{- define "mooncake.metricsName" -}}
+{{ include "mooncake.operatorName" . | replace "." "-" | trunc 55 }}-metrics
+{{- end }}
+
+{{/* A Job's name is also a label. */}}
+{{- define "mooncake.leaveName" -}}
+{{ include "mooncake.operatorName" . | trunc 57 }}-leave
 {{- end }}
 
 {{- define "mooncake.serviceAccountName" -}}

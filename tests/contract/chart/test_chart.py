@@ -141,13 +141,33 @@ def test_a_second_release_has_names_of_its_own() -> None:
     assert settings(installed(release="other")).lease_name == "other-mooncake-operator"
 
 
-@pytest.mark.parametrize("release", ["a.team", "a-release-whose-name-is-as-long-as-helm-takes-them-so"])
+LONGEST_RELEASE = "a-release-whose-name-is-as-long-as-helm-takes-them-so"
+
+
+@pytest.mark.parametrize("release", ["a.team", LONGEST_RELEASE, f"{LONGEST_RELEASE[:49]}.abc"])
 def test_names_are_what_the_api_server_takes_whatever_the_release_is_called(release: str) -> None:
+    label = "[a-z]([-a-z0-9]*[a-z0-9])?"
     for obj in render(release=release):
         name = obj["metadata"]["name"]
-        assert re.fullmatch(r"[a-z]([-a-z0-9]*[a-z0-9])?", name)
+        assert re.fullmatch(label if obj["kind"] == "Service" else rf"{label}(\.{label})*", name)
         # The names of roles and the like may be longer.
         assert len(name) <= 63 or obj["kind"] not in ("Service", "Deployment", "Job", "ServiceAccount")
+
+
+@pytest.mark.parametrize(
+    ("release", "name"),
+    [
+        ("prod", "prod-mooncake-operator"),
+        ("a.team", "a.team-mooncake-operator"),
+        (LONGEST_RELEASE[:38], f"{LONGEST_RELEASE[:38]}-mooncake-operator"),
+        (LONGEST_RELEASE, f"{LONGEST_RELEASE[:50]}-operator"),
+    ],
+)
+def test_an_upgrade_finds_the_deployment_and_the_lease_of_the_version_before(release: str, name: str) -> None:
+    """Under another name there would be a second operator, which does not wait for the first one's Lease."""
+    objects = installed(release=release)
+    assert one(objects, "Deployment")["metadata"]["name"] == name
+    assert settings(objects).lease_name == name
 
 
 @pytest.mark.parametrize("user", ["", None])
