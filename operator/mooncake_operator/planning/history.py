@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
+from mooncake_operator.planning import reasons
 from mooncake_operator.planning.desired import DesiredPool
 from mooncake_operator.planning.instances import Instance
 from mooncake_operator.planning.observed import PoolHistory, Recreation
@@ -30,12 +31,17 @@ def next_history(
     )
 
 
-def last_progress_s(instances: Sequence[Instance], history: PoolHistory) -> float:
-    """When a rollout last came further: its start, a new instance's gate opening, an old one's closing.
+def last_progress_s(instances: Sequence[Instance], history: PoolHistory, now_s: float) -> float:
+    """When a pool last came further: a rollout's start, a new instance's gate opening, an old one's closing.
 
-    Creations are none: an instance that crashes and is made again is no progress.
+    Time in which there was nothing to do, or nothing could be done, does not count: it begins anew where a
+    pool that was complete, paused or stuck has something to do. Creations are no progress, for an instance
+    may crash and be made again.
     """
     moments = [history.update_started_s]
+    before = history.conditions.get("Progressing")
+    if before is not None and before.reason != reasons.DEADLINE_EXCEEDED:
+        moments.append(now_s if before.status == "False" else before.since_s)
     for instance in instances:
         gate = instance.leader.gate if instance.leader is not None else None
         if gate is not None and gate.status == instance.updated:

@@ -115,6 +115,16 @@ class Recreation:
 
 
 @dataclass(frozen=True, slots=True)
+class Condition:
+    """A condition of a status, as it was written last."""
+
+    status: str
+    reason: str
+    since_s: float
+    """When its status last changed."""
+
+
+@dataclass(frozen=True, slots=True)
 class PoolHistory:
     """What a pool's status says of the past."""
 
@@ -124,8 +134,8 @@ class PoolHistory:
     update_started_s: float = 0.0
     recreations: tuple[Recreation, ...] = ()
     last_failures: tuple[Recreation, ...] = ()
-    conditions: Mapping[str, tuple[str, float]] = field(default_factory=dict)
-    """Type → (status, last transition)."""
+    conditions: Mapping[str, Condition] = field(default_factory=dict)
+    """By type."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -124,9 +124,8 @@ def _outcome(whole: Draft, draft: PoolDraft, observed: Observed) -> PoolOutcome:
 def _deadline(cluster: DesiredCluster, outcome: PoolOutcome, observed: Observed) -> list[WaitFor]:
     """Look again when a rollout's time is over, though nothing will have happened."""
     unfinished = any(i.live and not (i.routable and i.updated) for i in outcome.instances)
-    due_s = (
-        last_progress_s(outcome.instances, observed.history(outcome.pool.name)) + cluster.progress_deadline_s
-    )
+    history = observed.history(outcome.pool.name)
+    due_s = last_progress_s(outcome.instances, history, observed.now_s) + cluster.progress_deadline_s
     if not unfinished or due_s <= observed.now_s:
         return []
     return [WaitFor(reasons.ROLLING_OUT, outcome.pool.name, "its progress deadline", due_s + 1)]

@@ -18,6 +18,7 @@ from mooncake_operator.planning.manifests.revisions import (
     SIZE,
 )
 from mooncake_operator.planning.observed import (
+    Condition,
     Gate,
     ObservedPod,
     PoolHistory,
@@ -123,7 +124,9 @@ def pool_history(status: Object | None) -> PoolHistory:
         recreations=tuple(_recreation(item) for item in status.get("recreations") or ()),
         last_failures=tuple(_recreation(item) for item in status.get("lastFailures") or ()),
         conditions={
-            item["type"]: (item["status"], seconds(item.get("lastTransitionTime")))
+            item["type"]: Condition(
+                item["status"], item.get("reason", ""), seconds(item.get("lastTransitionTime"))
+            )
             for item in status.get("conditions") or ()
         },
     )

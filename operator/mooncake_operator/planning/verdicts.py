@@ -156,7 +156,8 @@ def _progressing(case: _Case) -> Verdict:
         return Verdict("Progressing", False, case.outcome.stuck.reason, case.outcome.stuck.message)
     blocked = f"; {case.outcome.blocked.message}" if case.outcome.blocked else ""
     history = case.observed.history(wanted.name)
-    idle_s = case.observed.now_s - last_progress_s(case.outcome.instances, history)
+    now_s = case.observed.now_s
+    idle_s = now_s - last_progress_s(case.outcome.instances, history, now_s)
     if history.update_revision == wanted.revision and idle_s > case.deadline_s:
         trouble = f"; {case.trouble.message}" if case.trouble else blocked
         message = f"no progress for {case.deadline_s:.0f} s (progressDeadlineSeconds){trouble}"

@@ -7,7 +7,7 @@ import pytest
 
 from mooncake_core.api.status import PoolStatus
 from mooncake_operator.planning import reasons
-from mooncake_operator.planning.observed import ObservedPod, Trouble
+from mooncake_operator.planning.observed import Condition, ObservedPod, PoolHistory, Trouble
 from mooncake_operator.planning.plan import plan
 from mooncake_operator.planning.preview import carry_out, rollout_of, settle, steps
 from mooncake_operator.planning.reading import pool_history
@@ -125,6 +125,32 @@ def test_a_rollout_without_progress_is_stuck_after_its_deadline_and_says_why():
     late = verdicts(cluster, replace(observed, now_s=observed.now_s + 1801))["Progressing"]
     assert (late.holds, late.reason) == (False, reasons.DEADLINE_EXCEEDED)
     assert "not found: x:y" in late.message
+
+
+@pytest.mark.parametrize(
+    ("before", "reason"),
+    [
+        (("False", reasons.COMPLETE, 0), reasons.SCALING),
+        (("False", reasons.PAUSED, 0), reasons.SCALING),
+        (("False", reasons.GPU_BUDGET, 0), reasons.SCALING),
+        (("True", reasons.SCALING, 4000), reasons.SCALING),
+        (("True", reasons.SCALING, 1000), reasons.DEADLINE_EXCEEDED),
+        (("False", reasons.DEADLINE_EXCEEDED, 4000), reasons.DEADLINE_EXCEEDED),
+    ],
+)
+def test_the_deadline_counts_from_when_a_pool_has_something_to_do(before, reason):
+    """Not from its last rollout, which may be long ago when it is scaled or an instance crashes."""
+    cluster, observed = at_rest()
+    status, word, since_s = before
+    history = PoolHistory(
+        update_revision="old",
+        update_started_s=observed.now_s,
+        conditions={"Progressing": Condition(status, word, observed.now_s + since_s)},
+    )
+    larger = tuple(replace(p, replicas=3) for p in cluster.pools)
+    observed = replace(observed, now_s=observed.now_s + 4001, histories={"prefill": history})
+    found = verdicts(replace(cluster, pools=larger), observed)["Progressing"]
+    assert found.reason == reason
 
 
 def test_the_words_of_a_condition_do_not_change_with_time_alone():
