@@ -76,7 +76,7 @@ class ClusterPass:
         self._world = world
         self._memory = memory
         self._findings: list[Finding] = []
-        self._standalone = StandalonePools(self._status, world.pools, world.cluster)
+        self._standalone = StandalonePools(self._status, world.pools, world.cluster, world.pods)
         self._pools = self._standalone.live
         self._now_s = now_s
         # Also where the spec cannot be read, or the cluster goes: what runs is to be asked, and emptied.
@@ -175,6 +175,8 @@ class ClusterPass:
         effective = with_live_replicas(read, own)
         standalone = await self._standalone.usable(effective)
         self._findings += self._standalone.findings
+        if standalone is None:
+            return None, None
         images = self._tools.images
         try:
             made = plan_of(

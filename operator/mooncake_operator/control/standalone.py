@@ -8,7 +8,14 @@ from mooncake_core.api import MooncakeCluster, Pool
 from mooncake_operator.control.reading import read_pool
 from mooncake_operator.control.reports import kept_status
 from mooncake_operator.control.status import StatusWriter, condition
-from mooncake_operator.kube.resources import Object, controller_uid, is_terminating, name_of, uid_of
+from mooncake_operator.kube.resources import (
+    KV_CACHE_POOL,
+    Object,
+    controller_uid,
+    is_terminating,
+    name_of,
+    uid_of,
+)
 from mooncake_operator.planning import reasons
 from mooncake_operator.planning.actions import Finding
 from mooncake_operator.planning.manifests.plan import inline_pools, objection
@@ -39,9 +46,16 @@ def is_own(pool: Object, cluster: Object | None) -> bool:
 class StandalonePools:
     """Of one cluster, in one pass."""
 
-    def __init__(self, status: StatusWriter, pools: Iterable[Object], cluster: Object | None) -> None:
-        """Take all pools that refer to the live cluster."""
+    def __init__(
+        self,
+        status: StatusWriter,
+        pools: Iterable[Object],
+        cluster: Object | None,
+        pods: Iterable[Object],
+    ) -> None:
+        """Take all pools that refer to the live cluster, and the Pods that are there."""
         self._status = status
+        self._with_pods = {controller_uid(pod) for pod in pods}
         self._all = by_right(pools, cluster)
         self._cluster = cluster
         self.live: dict[str, Object] = {}
@@ -51,20 +65,32 @@ class StandalonePools:
         for pool in self._all:
             self.live.setdefault(name_of(pool), pool)
 
-    async def usable(self, cluster: MooncakeCluster) -> list[Pool]:
-        """Those that can be planned with; the others are told why not."""
+    async def usable(self, cluster: MooncakeCluster) -> list[Pool] | None:
+        """Those that can be planned with; the others are told why not.
+
+        None = nothing may be planned, for one of the others is a store in use: to plan without it would
+        replace all engines, and take its master from those that still run.
+        """
         inline = inline_pools(cluster)
         names = {pool.metadata.name for pool in inline}
         found: list[Pool] = []
-        for pool in self._all:
+        lost = False
+        for pool in sorted(self._all, key=lambda pool: not self._is_store_in_use(pool)):
             if is_own(pool, self._cluster) or is_terminating(pool):
                 continue
             read = self._clash(pool, names) or _usable(pool, cluster, [*inline, *found])
             if isinstance(read, Finding):
                 await self._refuse(pool, read)
+                lost = lost or self._is_store_in_use(pool)
             else:
                 found.append(read)
-        return found
+        return None if lost else found
+
+    def _is_store_in_use(self, pool: Object) -> bool:
+        """Whether engines may have been told of it: it has Pods, or was planned and has lost them."""
+        if pool["kind"] != KV_CACHE_POOL.kind:
+            return False
+        return uid_of(pool) in self._with_pods or bool((pool.get("status") or {}).get("currentRevision"))
 
     def _clash(self, pool: Object, inline: set[str]) -> Finding | None:
         name = name_of(pool)

@@ -13,9 +13,11 @@ import pytest
 
 from mooncake_operator.kube.client import Client
 from mooncake_operator.kube.resources import (
+    BY_KIND,
     CLUSTER,
     DECODE_POOL,
     EVENT,
+    KV_CACHE_POOL,
     NAMESPACE,
     POD,
     PREFILL_POOL,
@@ -764,6 +766,71 @@ async def test_a_second_store_is_refused_and_takes_nothing_from_the_cluster(worl
         return len(await world.routable("decode")) == 3
 
     await world.until(has_grown, "the pool has grown", 20)
+
+
+async def test_a_store_in_use_that_can_no_longer_be_used_keeps_all_as_it_is(world: PlayedWorld) -> None:
+    """To plan without it would replace all engines, and take its master from those that still run."""
+    store = pool_object(world, KV_CACHE_POOL.kind, "own")
+    store["spec"] |= {"replicas": 1, "segmentSize": "1Gi", "ssd": {"size": "1Ti", "path": "/data/kv"}}
+
+    def without(spec: Any) -> None:
+        spec["kvCachePools"] = []
+
+    def real(spec: Any) -> None:
+        without(spec)
+        spec["engine"] = {"type": "vLLM", "image": "vllm/vllm-openai:v0.33.0"}
+        spec["model"] = {
+            "name": "m",
+            "path": "/models/m",
+            "volume": {"persistentVolumeClaim": {"claimName": "m"}},
+        }
+
+    async def what_runs() -> set[tuple[str, str, str]]:
+        kinds = (POD, BY_KIND["Service"], BY_KIND["PodDisruptionBudget"])
+        return {
+            (obj["kind"], name_of(obj), uid_of(obj))
+            for kind in kinds
+            for obj in await world.client.list_all(kind, world.namespace)
+        }
+
+    await world.client.apply(store, manager="kubectl", force=True)
+    await world.bring_up(without)
+    before = await what_runs()
+    unusable = {"spec": {"hostNetwork": True}}
+    wrong: list[tuple[Callable[[Any], None], Object, str]] = [
+        (lambda spec: None, {}, "more than one store in a cluster is not yet supported; remove it, or q-kv"),
+        (real, {}, "ssd is not yet supported with real engines; remove it"),
+        (without, {"podTemplate": unusable}, "podTemplate.spec.hostNetwork: must not be set"),
+    ]
+    for cluster, change, said in wrong:
+        await world.client.apply(
+            {**store, "spec": {**store["spec"], **change}}, manager="kubectl", force=True
+        )
+        await world.apply(cluster)
+        ready = await turns(world, "Ready", "False")
+        assert ready["reason"] == "InvalidSpec"
+        assert ready["message"].startswith("MooncakeKVCachePool own: ")
+        assert said in ready["message"]
+        for _ in range(3):
+            await world.step()
+        assert await what_runs() == before
+        await is_quiet(world)
+        await world.client.apply(store, manager="kubectl", force=True)
+        await world.apply(without)
+        await turns(world, "Ready", "True")
+        assert await what_runs() == before
+
+
+async def test_a_pool_that_is_scaled_long_after_its_last_rollout_has_its_deadline_before_it(
+    world: PlayedWorld,
+) -> None:
+    await world.bring_up()
+    await later(world, 4000)
+    await world.scale(3)
+    await world.reconcile()
+    await world.reconcile()
+    progressing = await world.condition("Progressing", DECODE_POOL.kind, "q-decode")
+    assert (progressing["status"], progressing["reason"]) == ("True", "Scaling")
 
 
 async def test_scaling_down_is_no_news_of_anything_bad(world: PlayedWorld) -> None:

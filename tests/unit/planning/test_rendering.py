@@ -501,6 +501,32 @@ def test_pools_of_their_own_join_the_cluster_they_name():
         render(cluster(metadata={"name": "other"}), ClusterNames(), [pool])
 
 
+def test_only_names_of_what_a_cluster_makes_itself_are_kept_from_pools_of_their_own():
+    def with_pool(name, kind, redis):
+        spec = {"clusterRef": {"name": "q"}}
+        if kind == "MooncakeKVCachePool":
+            spec["segmentSize"] = "1Gi"
+        manifest = {
+            "apiVersion": "mooncake.io/v1alpha1",
+            "kind": kind,
+            "metadata": {"name": name},
+            "spec": spec,
+        }
+        wanted = cluster(scheduler={"replicas": 2, "redis": redis}, kvCachePools=[])
+        return render(wanted, ClusterNames(), [parse_object(manifest)], credentials=SECRETS)
+
+    managed, external = {"managed": {}}, {"secretRef": {"name": "redis"}}
+    for kind in ("MooncakeDecodePool", "MooncakeKVCachePool"):
+        for name, redis in (("q-scheduler", external), ("q-redis", managed)):
+            with pytest.raises(ValueError, match="is the name of the cluster's own objects; rename it"):
+                with_pool(name, kind, redis)
+        for name, redis in (("q-admin", managed), ("q-redis", external)):
+            world = with_pool(name, kind, redis)
+            assert any(pod["metadata"]["name"].startswith(f"{name}-") for pod in world.pods)
+            made = [(each["kind"], each["metadata"]["name"]) for each in world.for_kubernetes()]
+            assert len(made) == len(set(made))
+
+
 def test_a_second_store_is_refused_whichever_way_it_was_written():
     pool = parse_object(
         {

@@ -16,7 +16,7 @@ from mooncake_core.api import (
     Pool,
 )
 from mooncake_core.api.base import ApiModel
-from mooncake_core.api.cluster import MASTER_SUFFIX, RESERVED_ENTRY_NAMES
+from mooncake_core.api.cluster import MASTER_SUFFIX
 from mooncake_core.api.metadata import ClusterReference, ObjectMeta
 from mooncake_core.registry import EngineKind, Role
 from mooncake_operator.planning import reasons
@@ -204,8 +204,7 @@ def objection(cluster: MooncakeCluster, pool: Pool, *, beside: Sequence[Pool]) -
         why = f"its clusterRef does not name cluster {cluster.metadata.name}"
         return Finding(reasons.INVALID_SPEC, why)
     stores = [other.metadata.name for other in beside if isinstance(other, MooncakeKVCachePool)]
-    taken = {f"{cluster.metadata.name}-{word}" for word in RESERVED_ENTRY_NAMES}
-    if name in taken | {f"{store}{MASTER_SUFFIX}" for store in stores}:
+    if name in {*_own_names(cluster), *(f"{store}{MASTER_SUFFIX}" for store in stores)}:
         return Finding(reasons.POOL_NAME_TAKEN, f"{name} is the name of the cluster's own objects; rename it")
     if not isinstance(pool, MooncakeKVCachePool):
         return None
@@ -213,11 +212,19 @@ def objection(cluster: MooncakeCluster, pool: Pool, *, beside: Sequence[Pool]) -
         why = f"pool {name}{MASTER_SUFFIX} has the name that its masters would have; rename one of them"
         return Finding(reasons.POOL_NAME_TAKEN, why)
     if stores:
-        why = "more than one store in a cluster is not yet supported; remove it"
+        why = f"more than one store in a cluster is not yet supported; remove it, or {stores[0]}"
         return Finding(reasons.INVALID_SPEC, why)
     if pool.spec.ssd is not None and cluster.spec.engine.type != "Simulated":
         return Finding(reasons.INVALID_SPEC, "ssd is not yet supported with real engines; remove it")
     return None
+
+
+def _own_names(cluster: MooncakeCluster) -> Iterator[str]:
+    """What a cluster plans, or names objects of a pool's kinds after, without a pool."""
+    yield f"{cluster.metadata.name}-scheduler"
+    redis = cluster.spec.scheduler.redis
+    if redis is not None and redis.managed is not None:
+        yield f"{cluster.metadata.name}-redis"
 
 
 def inline_pools(cluster: MooncakeCluster) -> list[Pool]:
