@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from datetime import UTC, datetime
 
 import structlog
 
@@ -54,7 +55,7 @@ class ClusterReconciler:
             client,
             schedulers or Schedulers(),
             events,
-            StatusWriter(client, events),
+            StatusWriter(client, events, now=lambda: datetime.fromtimestamp(clock(), UTC)),
             settings.images,
             settings.measure_seconds,
         )
