@@ -199,3 +199,45 @@ async def test_a_handler_that_fails_still_answers(tmp_path: Path, monkeypatch: p
     async with serving(tmp_path) as (running, _):
         monkeypatch.setattr(running.scheduler.datapath, "_metrics_text", lambda: 1 / 0)
         assert await said(running, request("GET", "/metrics"), until_closed=True) == [500, 0]
+
+
+ENDLESS = {
+    "header": b"GET /health HTTP/1.1\r\nhost: x\r\nx: ",
+    "name of a header": b"GET /health HTTP/1.1\r\nhost: x\r\n",
+    "trailer": request("POST", "/v1/completions", KEY, "transfer-encoding: chunked") + b"0\r\nx: ",
+    "extension of a chunk": request("POST", "/v1/completions", KEY, "transfer-encoding: chunked") + b"1;x=",
+    "body of a refused one": request("POST", "/v1/completions", "transfer-encoding: chunked") + b"0\r\nx: ",
+}
+
+
+@pytest.mark.parametrize("begins", ENDLESS.values(), ids=ENDLESS)
+async def test_what_never_ends_is_refused_before_it_is_kept(tmp_path: Path, begins: bytes) -> None:
+    async with serving(tmp_path) as (running, _):
+        server = running.scheduler.server
+        reader, writer = await asyncio.open_connection("127.0.0.1", running.port)
+        writer.write(begins)
+        await until(lambda: any(each._coming is not None for each in server.connections))
+        (connection,) = server.connections
+        sent_bytes = 0
+        while not connection._deaf:
+            writer.write(b"a" * 4096)
+            await writer.drain()
+            await asyncio.sleep(0)
+            sent_bytes += 4096
+            assert sent_bytes < 8 << 20
+        writer.write_eof()
+        expected = [401] if begins == ENDLESS["body of a refused one"] else [431]
+        assert _statuses(await reader.read()) == expected
+        assert connection._stuck_bytes < server.limits.header_bytes + (256 << 10), "one read more than the bound"
+        writer.transport.abort()
+
+
+async def test_a_head_in_pieces_and_a_long_body_are_progress(tmp_path: Path) -> None:
+    async with serving(tmp_path) as (running, engine):
+        long = [f"x-{number}: {'v' * 4000}" for number in range(7)]
+        head = request("POST", "/v1/completions", KEY, "transfer-encoding: chunked", "connection: close", *long)
+        head_parts = [head[at : at + 997] for at in range(0, len(head), 997)]
+        spaces = [b"10000\r\n" + b" " * 65536 + b"\r\n"] * 3
+        whole = b"%x\r\n%b\r\n0\r\n\r\n" % (len(BODY), BODY)
+        assert await said(running, *head_parts, *spaces, whole, until_closed=True) == [200, 0]
+        assert len(engine.legs[0].raw) == 3 * 65536 + len(BODY)

@@ -59,6 +59,8 @@ class RequestReader(asyncio.Protocol):
         "_limits",
         "_parser",
         "_size",
+        "_stuck_at",
+        "_stuck_bytes",
         "_target",
         "_upgrading", "since_s",
     )  # fmt: skip
@@ -77,6 +79,10 @@ class RequestReader(asyncio.Protocol):
         """It is answered already: its body is thrown away."""
         self._upgrading = False
         """Its head is about to be read again, without what it would rather speak."""
+        self._stuck_at: tuple[Exchange, int] | None = None
+        """How far the request had come when bytes were last read of it."""
+        self._stuck_bytes = 0
+        """What came since without bringing it any further."""
         self.since_s = time.monotonic()
         """When the connection became idle or its end began, or the request that is coming in began."""
 
@@ -97,6 +103,8 @@ class RequestReader(asyncio.Protocol):
         while data:
             try:
                 self._parser.feed_data(data)
+                if self._coming is not None:
+                    self._look_for_progress(self._coming, len(data))
                 return
             except httptools.HttpParserUpgrade as upgrade:
                 # A server may go on in HTTP/1.1 (RFC 9110 §7.8); clients that would rather speak h2c count on
@@ -108,6 +116,20 @@ class RequestReader(asyncio.Protocol):
                 if isinstance(error.__context__, RefusedError):
                     raise error.__context__ from None
                 raise RefusedError(400, "this is not a valid HTTP/1.1 request") from error
+
+    def _look_for_progress(self, coming: Exchange, fed_bytes: int) -> None:
+        """Refuse what never ends: a header, a trailer or the line before a chunk.
+
+        The parser tells of a header when it is whole, and keeps what it has of it until then.
+        """
+        reached = coming, len(self._target) + self._header_bytes + self._size
+        if reached != self._stuck_at:
+            self._stuck_at, self._stuck_bytes = reached, 0
+            return
+        self._stuck_bytes += fed_bytes
+        most = self._limits.header_bytes
+        if self._stuck_bytes > most:
+            raise RefusedError(431, f"a header, or the line before a chunk, is longer than {most} bytes")
 
     # -- httptools
 
