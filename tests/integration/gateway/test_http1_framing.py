@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from mooncake_scheduler.gateway.http1 import Exchange
 from mooncake_testing.gateway import Gateway, gateway
 from mooncake_testing.scripted_engine import Act, ScriptedEngine, engines
 from mooncake_testing.waiting import until
@@ -178,20 +179,100 @@ async def test_a_large_body_does_not_cost_its_client_the_refusal(tmp_path: Path)
         assert await asyncio.to_thread(upload, f"{running.url}/v1/completions") == 401
 
 
-async def test_who_never_reads_its_last_answer_is_not_kept_for_ever(tmp_path: Path) -> None:
-    async with serving(tmp_path) as (running, engine):
-        engine.usual = Act(tokens=400_000)
-        _, writer = await asyncio.open_connection("127.0.0.1", running.port, limit=1)
+@pytest.mark.parametrize("lasts", ["connection: close", "connection: keep-alive"])
+async def test_a_large_answer_is_not_broken_off_while_its_client_reads_and_not_kept_for_one_that_does_not(
+    tmp_path: Path, lasts: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with serving(tmp_path) as (running, _):
+        monkeypatch.setattr(running.scheduler.datapath, "_metrics_text", lambda: b"x" * (32 << 20))
+        reader, writer = await asyncio.open_connection("127.0.0.1", running.port, limit=1)
         writer.transport.pause_reading()
-        writer.write(post(KEY, "connection: close"))
+        writer.write(request("GET", "/metrics", lasts))
         server = running.scheduler.server
-        await until(lambda: any(each.idle for each in server.connections))
+        await until(lambda: any(each.idle and each.unread_bytes for each in server.connections))
         (connection,) = server.connections
-        connection.check_time(connection.since_s + server.limits.idle_s - 1)
+        began_s = connection.since_s
+        connection.check_time(began_s + server.limits.idle_s - 1)
+        unread_bytes = connection.unread_bytes
+        writer.transport.resume_reading()
+        while connection.unread_bytes == unread_bytes:
+            await reader.read(1 << 16)
+        connection.check_time(began_s + server.limits.idle_s + 1)
+        connection.check_time(began_s + 2 * server.limits.idle_s)
         await asyncio.sleep(0.02)
         assert connection in server.connections
+        connection.check_time(began_s + 3 * server.limits.idle_s)
         connection.check_time(connection.since_s + server.limits.idle_s + 1)
         await until(lambda: connection not in server.connections)
+        writer.transport.abort()
+
+
+async def test_what_is_sent_ahead_keeps_nobody_else_waiting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with serving(tmp_path) as (running, _):
+        loop, turn, asked_in, refused_in = asyncio.get_running_loop(), 0, [], []
+        datapath = running.scheduler.datapath
+        head = datapath.head
+
+        def next_turn() -> None:
+            nonlocal turn
+            turn += 1
+            if len(refused_in) < 100:
+                loop.call_soon(next_turn)
+
+        def watched_head(exchange: Exchange) -> bool:
+            answered = head(exchange)
+            if answered:
+                refused_in.append(turn)
+            return answered
+
+        monkeypatch.setattr(datapath, "_metrics_text", lambda: asked_in.append(turn) or b"none")
+        monkeypatch.setattr(datapath, "head", watched_head)
+        next_turn()
+        ahead = request("GET", "/metrics") + request("GET", "/nowhere") + post()
+        assert await said(running, ahead * 50, request("GET", "/health"), until_closed=False) == [
+            *[200, 404, 401] * 50, 200,
+        ]  # fmt: skip
+        assert len(set(asked_in) | set(refused_in)) == 150, "more than one in a turn of the loop"
+
+
+async def test_what_is_sent_ahead_waits_until_the_answers_before_it_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with serving(tmp_path) as (running, _):
+        text = b"x" * (256 << 10)
+        asked: list[int] = []
+        monkeypatch.setattr(running.scheduler.datapath, "_metrics_text", lambda: asked.append(1) or text)
+        reader, writer = await asyncio.open_connection("127.0.0.1", running.port, limit=1)
+        writer.transport.pause_reading()
+        writer.write(request("GET", "/metrics") * 99 + request("GET", "/metrics", "connection: close"))
+        server = running.scheduler.server
+        await until(lambda: any(each.unread_bytes for each in server.connections))
+        (connection,) = server.connections
+        answered = 0
+        while len(asked) > answered:
+            answered = len(asked)
+            await asyncio.sleep(0.05)
+        assert answered < 100
+        assert connection.unread_bytes < 2 * len(text)
+        writer.transport.resume_reading()
+        got_bytes = 0
+        while data := await reader.read(1 << 20):
+            got_bytes += len(data)
+        assert len(asked) == 100
+        assert got_bytes > 100 * len(text)
+        writer.transport.abort()
+
+
+async def test_a_client_of_http_1_0_that_would_stay_is_told_that_it_may(tmp_path: Path) -> None:
+    async with serving(tmp_path) as (running, _):
+        reader, writer = await asyncio.open_connection("127.0.0.1", running.port)
+        for _ in range(2):
+            writer.write(request("GET", "/health", "connection: keep-alive", version="1.0"))
+            head = await reader.readuntil(b"\r\n\r\n")
+            assert b"\r\nconnection: keep-alive\r\n" in head
+            assert await reader.readexactly(3) == b"ok\n"
         writer.transport.abort()
 
 
@@ -228,14 +309,15 @@ async def test_what_never_ends_is_refused_before_it_is_kept(tmp_path: Path, begi
         writer.write_eof()
         expected = [401] if begins == ENDLESS["body of a refused one"] else [431]
         assert _statuses(await reader.read()) == expected
-        assert connection._stuck_bytes < server.limits.header_bytes + (256 << 10), "one read more than the bound"
+        assert connection._stuck_bytes < server.limits.header_bytes + (256 << 10), "one read beyond it"
         writer.transport.abort()
 
 
 async def test_a_head_in_pieces_and_a_long_body_are_progress(tmp_path: Path) -> None:
     async with serving(tmp_path) as (running, engine):
-        long = [f"x-{number}: {'v' * 4000}" for number in range(7)]
-        head = request("POST", "/v1/completions", KEY, "transfer-encoding: chunked", "connection: close", *long)
+        lines = [f"x-{number}: {'v' * 4000}" for number in range(7)]
+        lines += [KEY, "transfer-encoding: chunked", "connection: close"]
+        head = request("POST", "/v1/completions", *lines)
         head_parts = [head[at : at + 997] for at in range(0, len(head), 997)]
         spaces = [b"10000\r\n" + b" " * 65536 + b"\r\n"] * 3
         whole = b"%x\r\n%b\r\n0\r\n\r\n" % (len(BODY), BODY)

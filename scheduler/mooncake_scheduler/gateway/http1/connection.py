@@ -1,7 +1,8 @@
 """One client's connection: requests are answered in order, one at a time.
 
-What a client sends ahead waits, and past a bound its socket is no longer read. A client that leaves is
-noticed in every phase, because the socket goes on being read while its request is served.
+What a client sends ahead waits, and past a bound its socket is no longer read. However quickly its requests
+are answered, there is one in a turn of the loop, and none while it does not read what it was answered. A client
+that leaves is noticed in every phase, because the socket goes on being read while its request is served.
 """
 
 from __future__ import annotations
@@ -45,7 +46,8 @@ class ServerConnection(RequestReader):
     """One client's connection."""
 
     __slots__ = (
-        "_ahead", "_closing", "_deaf", "_met", "_owner", "_paused", "_transport", "active", "spared_until_s",
+        "_ahead", "_answered", "_closing", "_deaf", "_met", "_owner", "_paused", "_transport", "_unread_seen_bytes",
+        "_woken", "active", "spared_until_s",
     )  # fmt: skip
 
     def __init__(self, owner: HttpServer) -> None:
@@ -59,6 +61,13 @@ class ServerConnection(RequestReader):
         """What comes is read and dropped: it cannot be understood, or nobody will answer it."""
         self._closing = False
         self._paused = False
+        """The client does not read what it was answered."""
+        self._answered = False
+        """A request of what is being read was answered at once: the others have to wait for their turn."""
+        self._woken = False
+        """`_serve_next` is about to be called."""
+        self._unread_seen_bytes = 0
+        """`unread_bytes` at the last look."""
         self.active: Exchange | None = None
         self.spared_until_s = 0.0
 
@@ -81,6 +90,7 @@ class ServerConnection(RequestReader):
     def data_received(self, data: bytes) -> None:
         if self._deaf:
             return
+        self._answered = False
         try:
             self._feed(data)
         except RefusedError as refused:
@@ -101,23 +111,31 @@ class ServerConnection(RequestReader):
             active.paused = False
             if active.stream is not None:
                 active.stream.resume()
+        else:
+            self._wake()
 
     # -- requests that come in
 
     def _head_came(self) -> None:
         self._met = False
-        if self.active is None and not self._ahead and not self._closing:
+        if self._closing or self._ahead or self.active is not None:
+            return
+        if self._answered or self._paused:
+            self._wake()
+        else:
             self._meet()
 
     def _whole_came(self, exchange: Exchange) -> None:
         if self._discard or self._closing:
             return
-        if self.active is None and not self._ahead:
+        if self._met or not (self._answered or self._paused or self._ahead or self.active is not None):
             self._serve(exchange, met=self._met)
-        else:
-            self._ahead.append(exchange)
-            if len(self._ahead) == _MAX_AHEAD:
-                self._transport.pause_reading()
+            return
+        self._ahead.append(exchange)
+        if len(self._ahead) == _MAX_AHEAD:
+            self._transport.pause_reading()
+        if self.active is None:
+            self._wake()
 
     # -- serving
 
@@ -179,22 +197,30 @@ class ServerConnection(RequestReader):
     def answered(self, exchange: Exchange) -> None:
         """The answer has ended: serve what was sent ahead, wait for more, or close."""
         self.active = None
+        self._answered = True
         self.since_s = time.monotonic()
         if self._owner.closing:
             self.spared_until_s = self.since_s + _NEXT_MAY_COME_S
         if not exchange.keep_alive:
             self._end()
         elif self._ahead or self._coming is not None:
-            if len(self._ahead) == _MAX_AHEAD:
-                self._transport.resume_reading()
-            # From the loop, so that many waiting requests cannot pile up on the stack.
+            self._wake()
+
+    def _wake(self) -> None:
+        """Serve what waits from the loop: neither does it pile up on the stack nor keep others waiting."""
+        if not self._woken:
+            self._woken = True
             asyncio.get_running_loop().call_soon(self._serve_next)
 
     def _serve_next(self) -> None:
-        if self.active is not None or self._closing:
+        self._woken = False
+        if self.active is not None or self._closing or self._paused:
             return
         if self._ahead:
-            self._serve(self._ahead.popleft(), met=False)
+            exchange = self._ahead.popleft()
+            if len(self._ahead) == _MAX_AHEAD - 1:
+                self._transport.resume_reading()
+            self._serve(exchange, met=False)
         elif self._coming is not None and self._headed and not self._met:
             self._meet()
 
@@ -240,6 +266,11 @@ class ServerConnection(RequestReader):
 
     def check_time(self, now_s: float) -> None:
         """Close when nothing has come for too long."""
+        unread_bytes = self.unread_bytes
+        if unread_bytes < self._unread_seen_bytes:
+            # It reads, however slowly.
+            self.since_s = now_s
+        self._unread_seen_bytes = unread_bytes
         waited_s = now_s - self.since_s
         if self._closing:
             if waited_s > self._limits.idle_s:
@@ -252,6 +283,11 @@ class ServerConnection(RequestReader):
                 self._refuse(408, "the request did not arrive in time")
         elif waited_s > self._limits.idle_s:
             self.close()
+
+    @property
+    def unread_bytes(self) -> int:
+        """What is written and has not found room at the client."""
+        return self._transport.get_write_buffer_size()
 
     @property
     def idle(self) -> bool:

@@ -59,9 +59,11 @@ class Exchange:
             return
         self.started = True
         self.status = status
-        head = heads.answer_head(
-            status, content_type, len(body), extra=extra, keep_alive=self.connection.stays(self)
-        )
+        keep_alive = self.connection.stays(self)
+        if keep_alive and self.version == "1.0":
+            # Such clients take any other answer for the last one.
+            extra += heads.KEEP_ALIVE
+        head = heads.answer_head(status, content_type, len(body), extra=extra, keep_alive=keep_alive)
         self.ended = True
         self.connection.send(head if self.method == b"HEAD" else head + body)
         self.connection.answered(self)

@@ -10,6 +10,7 @@ EVENT_STREAM: Final = b"text/event-stream; charset=utf-8"
 TEXT: Final = b"text/plain; charset=utf-8"
 
 CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
+KEEP_ALIVE: Final = b"connection: keep-alive\r\n"
 LAST_CHUNK: Final = b"0\r\n\r\n"
 
 _STATUS_LINES: Final = {s.value: f"HTTP/1.1 {s.value} {s.phrase}\r\n".encode() for s in HTTPStatus}
