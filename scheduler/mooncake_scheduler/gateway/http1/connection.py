@@ -1,8 +1,9 @@
 """One client's connection: requests are answered in order, one at a time.
 
 What a client sends ahead waits, and past a bound its socket is no longer read. However quickly its requests
-are answered, there is one in a turn of the loop, and none while it does not read what it was answered. A client
-that leaves is noticed in every phase, because the socket goes on being read while its request is served.
+are answered, there is one in a turn of the loop, and none while it does not read what it was answered. A
+client that leaves is noticed in every phase, because the socket goes on being read while its request is
+served.
 """
 
 from __future__ import annotations
@@ -46,8 +47,8 @@ class ServerConnection(RequestReader):
     """One client's connection."""
 
     __slots__ = (
-        "_ahead", "_answered", "_closing", "_deaf", "_met", "_owner", "_paused", "_transport", "_unread_seen_bytes",
-        "_woken", "active", "spared_until_s",
+        "_ahead", "_answered", "_closing", "_deaf", "_met", "_owner", "_paused", "_transport",
+        "_unread_seen_bytes", "_woken", "active", "spared_until_s",
     )  # fmt: skip
 
     def __init__(self, owner: HttpServer) -> None:
