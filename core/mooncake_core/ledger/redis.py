@@ -40,6 +40,9 @@ _REASONS = {
     BATCH_FULL: RefusalReason.TBT,
     KV_FULL: RefusalReason.KV_MEMORY,
 }
+_UNBOUNDED_RESERVE = (-1, 0, 0, -1)
+_UNBOUNDED_SEAT = (0, 0, -1, 0, 0, 0)
+"""The bounds as `scripts` has them, for what was decided without Redis."""
 
 
 class RedisLedger:
@@ -95,7 +98,7 @@ class RedisLedger:
         if reservation.id in self._board.book:
             raise ValueError(f"reservation {reservation.id} is held already: release it before")
         row = self._row
-        if row.unsure:
+        if not row.settled:
             await row.settle(self._budget_s)
         reply, generation = await self._try_reserve(reservation, limits, now_s)
         if reply == STALE:
@@ -128,7 +131,7 @@ class RedisLedger:
         if refused is None:
             waits = self._board.has_to_wait(reservation, now_s)
             self._board.book.add(reservation, now_s, waits=waits)
-            self._row.doubt()
+            self._tell_of_reservation(reservation, now_s, waits=waits)
         return refused
 
     def waiting(self, reservation_id: str) -> Waiting | None:
@@ -143,7 +146,7 @@ class RedisLedger:
             LookupError: no such reservation waits for its turn.
         """
         entry, row = self._board.in_line(reservation.id), self._row
-        if row.unsure:
+        if not row.settled:
             raise ConnectionError("Redis does not hold the ledger's table as it is")
         generation = row.generation
         reply = await row.ask(
@@ -217,10 +220,11 @@ class RedisLedger:
             LookupError: no such reservation waits.
         """
         entry = self._board.held(reservation_id)
-        refused = self._board.seat_exceeded(entry.reservation.kv_tokens, decode, limits)
+        promised, kv_tokens = entry.reservation.decode, entry.reservation.kv_tokens
+        refused = self._board.seat_exceeded(kv_tokens, decode, limits)
         if refused is None:
             self._board.book.seat(reservation_id, decode, now_s)
-            self._row.doubt()
+            self._row.send(SEAT, promised, decode, kv_tokens, *_UNBOUNDED_SEAT)
         return refused
 
     def release(self, reservation_id: str, now_s: float) -> None:
@@ -275,6 +279,17 @@ class RedisLedger:
             within_s=self._budget_s,
         )
         return reply, generation
+
+    def _tell_of_reservation(self, reservation: Reservation, now_s: float, *, waits: bool) -> None:
+        """Tell Redis of what was reserved without it, whatever the bounds."""
+        queue = reservation.prefill or reservation.decode
+        cost_us = max(1, microseconds(reservation.prefill_cost_s))
+        decode, kv_tokens = reservation.decode, reservation.kv_tokens
+        self._row.send(
+            RESERVE, reservation.id, queue, cost_us, decode, kv_tokens, repr(now_s), *_UNBOUNDED_RESERVE
+        )
+        if waits:
+            self._row.send(BEGIN, reservation.id, "+inf", queue, cost_us)
 
     def _tell(
         self, entry: Entry, now_s: float, *, leaves_prefill: bool, starts: bool = False, ends: bool = False

@@ -9,12 +9,22 @@ import msgspec
 import structlog
 
 from mooncake_core.ledger.board import Board
-from mooncake_core.ledger.scripts import BEAT, BEGIN, END, LEAVE, POST, STALE, TAKEN
+from mooncake_core.ledger.scripts import (
+    BEAT,
+    BEGIN,
+    END,
+    LEAVE,
+    POST,
+    RESERVE,
+    SEAT,
+    STALE,
+    TAKEN,
+)
 from mooncake_core.ledger.share import Share
 from mooncake_core.resp import DeadlineError, Reply, ReplyError, RespClient, Script
 
 POST_BUDGET_S = 1.0
-"""Wall seconds that the posting of a whole table may take when no request waits for it."""
+"""Wall seconds that the posting of a whole table may take. Requests wait for it within their own budget."""
 
 _log = structlog.get_logger(__name__)
 
@@ -26,7 +36,9 @@ class Row:
     """The copy that Redis has of an incarnation's table, and what its peers say of theirs.
 
     Whatever may differ is posted again as a whole, under a new generation: what is still under way under an
-    older one then does nothing.
+    older one then does nothing. One posting at a time, and it goes on when the request that began it waits no
+    longer: else each would be begun anew, and a table that takes longer than a request's budget would never
+    be confirmed.
 
     Requests call this from coroutines that are no tasks, and that end where they wait by exceptions other
     than CancelledError (the gateway's flows): so here stands neither `asyncio.timeout` nor `asyncio.Lock`,
@@ -54,7 +66,9 @@ class Row:
         self._ttl_ms = ttl_ms
         self._board = board
         self._unsure = True
-        self._posting: asyncio.Future[None] | None = None
+        self._posting: asyncio.Future[Exception | None] | None = None
+        """Why it failed; None = it did not."""
+        self._task: asyncio.Task[None] | None = None
         self._seen_errors = client.posted_errors
         self._versions: dict[str, bytes] = {}
         self._snapshot_of = -1
@@ -65,6 +79,11 @@ class Row:
         """Whether Redis may hold something else than the own table."""
         return self._unsure or self.closed
 
+    @property
+    def settled(self) -> bool:
+        """Whether Redis holds the own table, and can be asked for more at once."""
+        return self._posting is None and not self.unsure
+
     def doubt(self) -> None:
         """Redis may hold something else than the own table: it is to be posted again."""
         self._unsure = True
@@ -74,23 +93,24 @@ class Row:
         self._unsure = self._unsure or generation == self.generation
 
     async def settle(self, within_s: float) -> None:
-        """Post the table if Redis may hold something else.
+        """Post the table if Redis may hold something else, and wait until it holds it.
 
         Raises:
-            ConnectionError: Redis is away, it took longer, or the ledger was closed.
+            ConnectionError: Redis is away, it took longer (and goes on), or the ledger was closed.
         """
-        if self.closed:
-            raise ConnectionError("this ledger was closed")
-        if not self._unsure:
-            return
         loop = asyncio.get_running_loop()
         ends_s = loop.time() + within_s
-        while self._unsure:
-            left_s = max(0.001, ends_s - loop.time())
+        while True:
+            if self.closed:
+                raise ConnectionError("this ledger was closed")
             if self._posting is None:
-                await self._post(left_s)
-                return
-            await _end_of(self._posting, left_s)
+                if not self._unsure:
+                    return
+                self._posting = loop.create_future()
+                self._task = loop.create_task(self._post(self._posting), name="ledger-posting")
+            failure = await _end_of(self._posting, max(0.001, ends_s - loop.time()))
+            if failure is not None:
+                raise ConnectionError(str(failure)) from failure
 
     async def ask(self, script: Script, *arguments: object, within_s: float) -> int:
         """Ask for something that changes the row.
@@ -109,7 +129,11 @@ class Row:
         return int(reply)
 
     def send(self, script: Script, *arguments: str | int | bytes) -> None:
-        """Send a change without waiting; where that fails the whole table is posted later."""
+        """Send a change without waiting; where that fails the whole table is posted later.
+
+        Behind a posting that is under way, which did not know of the change. Nothing is sent while the table
+        is to be posted: it will tell of the change itself.
+        """
         if self.unsure:
             return
         try:
@@ -146,28 +170,29 @@ class Row:
         except ConnectionError:
             return
 
-    async def _post(self, within_s: float) -> None:
+    async def _post(self, posting: asyncio.Future[Exception | None]) -> None:
         """Replace what Redis holds of this incarnation by the own table, under a new generation."""
         table = self._table()
         # Before anything is awaited: what changes from here on is sent after the table, under its generation.
         self.generation += 1
         self._unsure = False
-        posting = self._posting = asyncio.get_running_loop().create_future()
         post = (b"EVAL", POST.source, 1, self._key, self._incarnation, self.generation, self._ttl_ms, table)
+        failure: Exception | None = None
         try:
             # `send_nowait` cannot answer "no such script", so Redis is told the scripts that it will name.
-            named = [(b"SCRIPT", b"LOAD", script.source) for script in (BEGIN, END)]
-            await self._client.call_many([*named, post], timeout_s=within_s)
-        except BaseException as error:
-            self._unsure = True
-            if isinstance(error, ReplyError):
-                raise ConnectionError(f"Redis refuses the ledger's table: {error}") from error
-            raise
+            named = [(b"SCRIPT", b"LOAD", script.source) for script in (RESERVE, BEGIN, SEAT, END)]
+            await self._client.call_many([*named, post], timeout_s=POST_BUDGET_S)
+            self._snapshot_of = -1
+            self.posted += 1
+        except ReplyError as error:
+            failure = ConnectionError(f"Redis refuses the ledger's table: {error}")
+        except Exception as error:
+            failure = error
         finally:
+            self._unsure = self._unsure or failure is not None
             self._posting = None
-            posting.set_result(None)
-        self._snapshot_of = -1
-        self.posted += 1
+            if not posting.done():
+                posting.set_result(failure)
 
     def _table(self) -> bytes:
         """The own table as `POST` takes it."""
@@ -238,8 +263,8 @@ def _read(peer: bytes, shares: bytes) -> dict[str, Share]:
         return {}
 
 
-async def _end_of(posting: asyncio.Future[None], within_s: float) -> None:
-    """Wait for the end of a posting that others wait for too.
+async def _end_of(posting: asyncio.Future[Exception | None], within_s: float) -> Exception | None:
+    """Wait for the end of a posting that others wait for too; why it failed.
 
     Raises:
         DeadlineError: it took longer.
@@ -260,3 +285,4 @@ async def _end_of(posting: asyncio.Future[None], within_s: float) -> None:
         posting.remove_done_callback(end)
     if not posting.done():
         raise DeadlineError("Redis did not take the ledger's table within the time of the call")
+    return posting.result()

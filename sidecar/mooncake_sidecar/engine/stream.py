@@ -75,10 +75,12 @@ class EventStream:
             helping = [task for task in (watching, checking, self._replay) if task is not None]
             for task in helping:
                 task.cancel()
-            await asyncio.gather(*helping, return_exceptions=True)
-            subscriber.disable_monitor()
-            # Closes the sockets too: `term` would wait for ever for one that is left, and the loop with it.
-            self._context.destroy(linger=0)
+            try:
+                await asyncio.gather(*helping, return_exceptions=True)
+            finally:
+                subscriber.disable_monitor()
+                # Closes the sockets too: `term` would wait for ever for one that is left, and the loop with it.
+                self._context.destroy(linger=0)
 
     async def _read(self, subscriber: zmq.asyncio.Socket) -> None:
         frames = await subscriber.recv_multipart()

@@ -4,15 +4,23 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
+from math import inf
 
 import pytest
 
-from mooncake_core.ledger import Limits, RedisLedger, RefusalReason, Reservation
-from mooncake_core.resp import DeadlineError, RespClient
+from mooncake_core.ledger import Limits, RedisLedger, RefusalReason, Reservation, row
+from mooncake_core.ledger.contract import SeatLimits
+from mooncake_core.ledger.scripts import POST
+from mooncake_core.resp import DeadlineError, RespClient, Script
 from mooncake_testing.redis import RedisServer
 from mooncake_testing.waiting import until
 
 PREFIX = "{test}:"
+_BUSY_FOR_150_MS = """
+local began = redis.call('TIME')
+repeat local now = redis.call('TIME')
+until (now[1] - began[1]) * 1000000 + now[2] - began[2] > 150000
+"""
 Opener = Callable[..., Awaitable[RedisLedger]]
 
 
@@ -283,6 +291,80 @@ async def test_a_request_that_ends_while_it_waits_for_the_table_leaves_the_other
         await asyncio.gather(staying, return_exceptions=True)
         await until(lambda: refreshes(ledger))
         assert await ledger.reserve(reservation("d"), Limits(), 0.0) is None
+
+
+async def test_a_table_that_takes_longer_to_post_than_requests_wait_is_posted_once_and_they_with_it(
+    open_ledger: Opener, redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(row, "POST", Script(_BUSY_FOR_150_MS + POST.source.decode()))
+    ledger = await open_ledger(budget_s=0.02)
+    alone = []
+    for n in range(60):
+        wanted = reservation(str(n), waits_above_s=inf if n % 2 else 0.5)
+        try:
+            await ledger.reserve(wanted, Limits(), 0.0)
+        except ConnectionError:
+            ledger.reserve_locally(wanted, Limits(), 0.0)
+            alone.append(n)
+        await asyncio.sleep(0.01)
+    assert ledger.posted == 1
+    assert 0 < len(alone) < 50, "none was alone any more once Redis held the table"
+    assert totals(redis_server) == {"q:p": 60_000_000, "n:d": 60, "k:d": 6_000}
+    with redis_server.client() as admin:
+        waiting = {
+            member.decode().split("|")[1]
+            for member, handed_over_s in admin.zrange(f"{PREFIX}ledger:queue:p", 0, -1, withscores=True)
+            if handed_over_s == inf
+        }
+    assert waiting == {str(n) for n in range(60) if ledger.waiting(str(n))}
+    assert waiting >= {str(n) for n in alone if n % 2 == 0 and n}
+    for n in range(60):
+        ledger.release(str(n), 1.0)
+    await ledger.refresh(1.0)
+    assert totals(redis_server) == {}
+
+
+async def test_what_is_prefilled_while_the_table_is_posted_decodes_in_redis_too(
+    open_ledger: Opener, redis_server: RedisServer
+) -> None:
+    ledger = await open_ledger(budget_s=0.02)
+    for name in ("a", "b"):
+        await ledger.reserve(reservation(name), Limits(), 0.0)
+        ledger.prefill_finished(name, 1.0, held=True)
+    await ledger.refresh(1.0)
+    redis_server.pause()
+    with pytest.raises(ConnectionError):
+        await ledger.seat("a", "e", SeatLimits(), 1.0)
+    assert ledger.seat_locally("a", "e", SeatLimits(), 1.0) is None
+    posting = asyncio.create_task(ledger.refresh(1.0))
+    await asyncio.sleep(0.01)
+    with pytest.raises(ConnectionError):
+        await ledger.seat("b", "e", SeatLimits(), 1.0)
+    assert ledger.seat_locally("b", "e", SeatLimits(), 1.0) is None
+    redis_server.resume()
+    await posting
+    await ledger.refresh(1.0)
+    assert ledger.posted == 2
+    assert totals(redis_server) == {"n:e": 2, "k:e": 200, "s:e": 2, "t:e": 200}
+
+
+async def test_a_ledger_that_is_closed_posts_nothing_for_who_waited_for_it(
+    open_ledger: Opener, redis_server: RedisServer
+) -> None:
+    ledger = await open_ledger(budget_s=5.0)
+    await ledger.reserve(reservation("a"), Limits(), 0.0)
+    redis_server.pause()
+    ledger._row.doubt()
+    waiting = [asyncio.create_task(ledger.reserve(reservation(name), Limits(), 0.0)) for name in "bcd"]
+    await asyncio.sleep(0.01)
+    closing = asyncio.create_task(ledger.close())
+    await asyncio.sleep(0.01)
+    redis_server.resume()
+    await closing
+    answers = await asyncio.gather(*waiting, return_exceptions=True)
+    assert {type(answer) for answer in answers} == {ConnectionError}
+    with redis_server.client() as admin:
+        assert [key for key in admin.keys(f"{PREFIX}ledger:*") if b"since" not in key] == []
 
 
 async def test_a_peer_whose_words_are_not_understood_counts_in_reserve_and_hides_no_other(
