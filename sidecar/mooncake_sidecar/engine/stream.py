@@ -79,7 +79,7 @@ class EventStream:
                 await asyncio.gather(*helping, return_exceptions=True)
             finally:
                 subscriber.disable_monitor()
-                # Closes the sockets too: `term` would wait for ever for one that is left, and the loop with it.
+                # Closes the sockets too: `term` would wait for ever for one that is left, the loop with it.
                 self._context.destroy(linger=0)
 
     async def _read(self, subscriber: zmq.asyncio.Socket) -> None:
