@@ -18,6 +18,7 @@ from mooncake_operator.kube.errors import NotFoundError
 from mooncake_operator.kube.resources import SECRET, Object, controller_uid, name_of, uid_of
 from mooncake_operator.planning import Credentials, reasons
 from mooncake_operator.planning.actions import Finding
+from mooncake_operator.planning.manifests.redis import is_password
 from mooncake_operator.planning.manifests.scheduler import TOKEN_KEY
 from mooncake_operator.planning.manifests.sharing import PASSWORD_KEY
 
@@ -52,8 +53,9 @@ def kept_credentials(world: World, cluster: MooncakeCluster, make: Callable[[], 
 
 
 def kept_redis_password(world: World, cluster: MooncakeCluster) -> str:
-    """Password of the managed Redis; empty = there is none."""
-    return _kept(world, cluster.metadata.uid or "", f"{cluster.metadata.name}-redis", PASSWORD_KEY)
+    """Password of the managed Redis; empty = there is none that can be used."""
+    kept = _kept(world, cluster.metadata.uid or "", f"{cluster.metadata.name}-redis", PASSWORD_KEY)
+    return kept if is_password(kept) else ""
 
 
 def kept_admin_token(world: World) -> str:

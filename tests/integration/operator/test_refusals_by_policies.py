@@ -68,7 +68,8 @@ def _is_refused(api_server: ApiServer, verb: str, probe: Object) -> bool:
     try:
         api_server.request(method, f"{probe['path']}?dryRun=All", probe.get("body"), how)
     except urllib.error.HTTPError as error:
-        return "not on a Friday" in error.read().decode()
+        with error:
+            return "not on a Friday" in error.read().decode()
     return False
 
 
@@ -287,6 +288,29 @@ async def test_no_redis_is_made_while_its_secret_is_somebody_elses(
         return await world.pods("redis") == ["q-redis-0"]
 
     await world.until(is_made, "the Redis comes with its Secret")
+
+
+async def test_a_password_of_redis_that_cannot_be_used_is_told_of_as_such(
+    world: PlayedWorld, client: Client, namespace: str
+) -> None:
+    await world.bring_up(_own_redis)
+    before = await world.uids("redis")
+    body = {"stringData": {"password": "a b"}}
+    await client.patch(SECRET, namespace, "q-redis", body, how="merge", manager="kubectl-edit")
+    for _ in range(4):
+        await world.step()
+    ready = await world.condition("Ready")
+    assert ready["reason"] == "FieldManagerConflict"
+    assert ready["message"].startswith("Secret q-redis: ")
+    assert "kubectl-edit" in ready["message"]
+    assert await world.uids("redis") == before
+    await client.delete(SECRET, namespace, "q-redis", uid=await _uid(world, "Secret", "q-redis"))
+
+    async def is_replaced() -> bool:
+        redis = await world.uids("redis")
+        return await world.is_ready() and bool(redis) and before.items().isdisjoint(redis.items())
+
+    await world.until(is_replaced, "a Redis has come that knows the new password")
 
 
 async def test_a_finalizer_that_may_not_be_taken_off_a_pool_without_a_cluster_is_told_once(

@@ -34,6 +34,11 @@ _SETTINGS = (
 )
 
 
+def is_password(text: str) -> bool:
+    """Whether a line of Redis' configuration takes it as it is."""
+    return text.isascii() and text.isalnum()
+
+
 def redis_objects(plan: Plan) -> tuple[list[Object], list[Object], list[Object]]:
     """Pods, Services and Secrets of the managed Redis; nothing where there is none.
 
@@ -43,7 +48,7 @@ def redis_objects(plan: Plan) -> tuple[list[Object], list[Object], list[Object]]
     if not plan.manages_redis:
         return [], [], []
     password = plan.credentials.redis_password
-    if not password.isascii() or not password.isalnum():
+    if not is_password(password):
         raise ValueError(
             "a managed Redis needs a password of ASCII letters and digits:"
             " give Credentials(redis_password=…), e.g. secrets.token_hex(16)"
