@@ -216,6 +216,10 @@ class Attempt(Prefilling, Answering):
 
     # -- freeing what is staged
 
+    def owe(self, staged: Staged) -> None:
+        """What another attempt has left staged is to be freed by this one's decode instance."""
+        self._undecoded = staged
+
     async def free(self) -> None:
         """Let a decode instance take KV that nobody wants: nothing else frees it at the prefill instance."""
         staged, self._undecoded = self._undecoded, None

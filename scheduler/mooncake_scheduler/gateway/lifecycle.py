@@ -112,7 +112,7 @@ def remedy(phase: Phase, setback: Setback, *, staged: bool, may_retry: bool) -> 
         return Remedy.PASS_ON
     if may_retry:
         untouched = setback in (Setback.CONNECT, Setback.BACK_PRESSURE, Setback.GONE)
-        if phase is Phase.HANDED_OVER and staged and untouched:
+        if staged and untouched:
             return Remedy.HAND_OVER_AGAIN
         return Remedy.PLACE_ANEW
     return Remedy.PASS_ON if setback is Setback.BACK_PRESSURE else Remedy.FAIL

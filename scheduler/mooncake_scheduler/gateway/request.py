@@ -21,7 +21,7 @@ from mooncake_scheduler.gateway.http1.heads import JSON
 from mooncake_scheduler.gateway.job import Job, read_wish
 from mooncake_scheduler.gateway.lifecycle import Phase, Remedy, Setback, remedy
 from mooncake_scheduler.gateway.passing import answer_to
-from mooncake_scheduler.gateway.sending import Failure
+from mooncake_scheduler.gateway.sending import Failure, Staged
 from mooncake_scheduler.gateway.services import Services
 from mooncake_scheduler.gateway.tokens import Domain, Prefix
 
@@ -45,6 +45,10 @@ class Request:
         self._met_back_pressure = False
         self._not_reached = 0
         """Setbacks of instances that never saw it: trying another one costs no engine anything."""
+        self._left: list[Staged] = []
+        """KV of attempts given up, which decode may not have taken."""
+        self._excluded: set[str] = set()
+        """Ids of the instances that failed it."""
 
     async def run(self) -> None:
         """Serve it. Every path ends with an answer (or a client that left) and nothing reserved."""
@@ -68,6 +72,8 @@ class Request:
                 self._services.accounting.finished(job)
             finally:
                 self._release()
+        # The client has its answer by now, or is gone.
+        await self._free_left()
 
     async def _serve(self) -> None:
         job, services = self._job, self._services
@@ -90,7 +96,7 @@ class Request:
         services.metrics.match_s.observe(time.monotonic() - match_from_s)
         job.decision.index = services.residency.mode
         services.budget.request()
-        excluded: set[str] = set()
+        excluded = self._excluded
         failure = await self._try(excluded, None)
         while failure is not None:
             failure = await self._try(excluded, failure)
@@ -126,11 +132,13 @@ class Request:
                     assert failure.staged is not None
                     failure = await self._ended(again, again.hand_over_again(failure.staged, excluded))
                 case Remedy.HAND_OVER_AGAIN | Remedy.PLACE_ANEW:
+                    self._leave(failure)
                     self._release()
                     job.enter(Phase.TOKENISED)
                     job.ask = msgspec.structs.replace(job.ask, id=self._next_id())
                     return failure
                 case _:
+                    self._leave(failure)
                     raise answer_to(failure, services.roster)
         return None
 
@@ -244,6 +252,23 @@ class Request:
         job.placement = job.decision.placement = placement
         job.decision.attempts += 1
         return Attempt(services, job, placement)
+
+    def _leave(self, failure: Failure) -> None:
+        if failure.staged is not None:
+            self._left.append(failure.staged)
+
+    async def _free_left(self) -> None:
+        """Let instances that have not failed take what was staged in vain: nothing else frees it soon."""
+        job, services = self._job, self._services
+        for staged in self._left:
+            decode = services.placer.another_decode(staged.member.instance, self._excluded)
+            if decode is None or job.placement is None:
+                continue
+            # Engines know the id of the last attempt already.
+            job.ask = msgspec.structs.replace(job.ask, id=self._next_id())
+            attempt = Attempt(services, job, msgspec.structs.replace(job.placement, decode=decode))
+            attempt.owe(staged)
+            await attempt.free()
 
     def _next_id(self) -> str:
         return f"{self._job.engine_id}-{self._job.decision.attempts}"

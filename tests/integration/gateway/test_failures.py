@@ -11,7 +11,7 @@ from mooncake_core.registry import Role
 from mooncake_scheduler.gateway.roster import Member
 from mooncake_scheduler.gateway.sending import Sending
 from mooncake_testing.gateway import gateway, write_instances
-from mooncake_testing.scripted_engine import Act, ScriptedEngine, engines
+from mooncake_testing.scripted_engine import Act, ScriptedEngine, Seen, engines
 from mooncake_testing.scripted_pools import is_error, pools
 from mooncake_testing.waiting import until
 
@@ -23,6 +23,16 @@ def script(wanted: list[ScriptedEngine], act: Act) -> None:
     acts = [act]
     for engine in wanted:
         engine.script = acts
+
+
+def freeing(decode: list[ScriptedEngine]) -> list[Seen]:
+    """Legs that take staged KV and nothing else."""
+    return [leg for engine in decode for leg in engine.legs if leg.body["max_tokens"] == 1]
+
+
+def answering(decode: list[ScriptedEngine]) -> list[int]:
+    """How many other legs each engine got, in order."""
+    return sorted(len(engine.legs) - len(freeing([engine])) for engine in decode)
 
 
 FAULTS = {
@@ -56,7 +66,7 @@ async def test_a_decode_that_fails_before_its_first_token_is_tried_on_another_in
         script(decode, FAULTS[fault])
         answer = await running.complete(stream=stream)
         assert answer.status_code == 200
-        assert sorted(len(engine.legs) for engine in decode) == [1, 1]
+        assert answering(decode) == [1, 1]
         await running.settled()
 
 
@@ -78,6 +88,61 @@ async def test_staged_kv_that_may_have_been_taken_is_staged_anew_under_another_i
         assert (await running.complete()).status_code == 200
         first, second = (leg.kv["transfer_id"] for leg in prefill[0].legs)
         assert first != second
+        await running.settled()
+
+
+@pytest.mark.parametrize("connector", [MOONCAKE, "NixlConnector"])
+@pytest.mark.parametrize(
+    ("act", "status", "failing", "staged"),
+    [
+        (Act(status=400, body=b"{}"), 400, 1, 1),
+        (Act(status=503), 503, 3, 1),
+        (Act(status=500), 502, 3, 3),
+        (Act(status=500), 200, 2, 2),
+    ],
+    ids=["client's error", "back-pressure", "fails", "served after all"],
+)
+async def test_kv_that_was_staged_in_vain_is_freed_by_a_decode_that_has_not_failed(
+    tmp_path: Path, connector: str, act: Act, status: int, failing: int, staged: int
+) -> None:
+    async with pools(tmp_path, connector, decode=4) as (running, prefill, decode):
+        acts = [act] * failing
+        for engine in decode:
+            engine.script = acts
+        assert (await running.complete()).status_code == status
+        await until(lambda: len(freeing(decode)) == staged)
+        await running.settled()
+        assert sum(answering(decode)) == failing + (status == 200)
+        name = "transfer_id" if connector == MOONCAKE else "remote_request_id"
+        freed = [leg.kv[name] for leg in freeing(decode)]
+        assert len(set(freed)) == staged
+        assert len(prefill[0].legs) == staged + (status == 200)
+        assert all(leg.act is engine.usual for engine in decode for leg in freeing([engine]))
+
+
+async def test_a_decode_that_leaves_once_its_place_is_given_is_replaced_without_a_second_prefill(
+    tmp_path: Path,
+) -> None:
+    async with pools(tmp_path, decode=2, admission={"mode": "predictive"}) as (running, prefill, decode):
+        services, gone = running.scheduler.services, []
+        seat = services.holding.seat
+
+        async def seat_then_leave(*args: Any, **named: Any) -> Any:
+            place = await seat(*args, **named)
+            if not gone:
+                gone.append(place.id)
+                listed = [e.instance() for e in (*prefill, *decode) if e.name not in gone]
+                write_instances(tmp_path / "instances.json", listed)
+                await services.roster.refresh()
+                assert gone[0] not in services.roster.members
+            return place
+
+        services.holding.seat = seat_then_leave
+        services.holding.needed = lambda *_: True
+        assert (await running.complete()).status_code == 200
+        assert gone
+        assert len(prefill[0].legs) == 1
+        assert answering(decode) == [0, 1]
         await running.settled()
 
 
@@ -166,7 +231,7 @@ async def test_a_4xx_of_an_engine_is_passed_on_without_the_other_leg_or_a_retry(
         error = is_error(await running.complete(), 400)
         assert error["message"] == "temperature must be non-negative"
         assert sum(len(engine.legs) for engine in prefill) == 1
-        assert sum(len(engine.legs) for engine in decode) == (which == "decode")
+        assert sum(answering(decode)) == (which == "decode")
         await running.settled()
 
 
