@@ -157,7 +157,8 @@ class Pool:
         if self._source is None:
             return
         self._take_over(await self.succession.inherit())
-        asked = self._longest_unasked()
+        asked_at_s = time.monotonic()
+        asked = self._longest_unasked(asked_at_s)
         try:
             found = await self._ask(asked)
             lost_all = await self._has_lost_all(asked, found)
@@ -170,9 +171,10 @@ class Pool:
         self.master_away = False
         if lost_all:
             _log.warning("the store has lost all blocks that were asked about", blocks=len(asked))
-            await self._begin_new_epoch(kept)
+            await self._begin_new_epoch(asked_at_s, kept)
         for name, tier in zip(asked, found, strict=True):
-            self._learn(name, tier)
+            if not self._is_fresh(name, asked_at_s):
+                self._learn(name, tier)
 
     async def close(self) -> None:
         """Drop the connections; the pool stays registered by others, or ends."""
@@ -196,11 +198,15 @@ class Pool:
         self.tell(self._residency.mirror.shared())
         _log.info("pool joined", pool=source.instance, epoch=epoch, blocks=self.blocks)
 
-    def _longest_unasked(self) -> list[bytes]:
+    def _longest_unasked(self, now_s: float) -> list[bytes]:
         """Blocks to ask about: not those that may still be under way to the store."""
-        now_s = time.monotonic()
-        due = (name for name, (_, _, not_before_s) in self._unchecked.items() if not_before_s <= now_s)
+        due = (name for name in self._unchecked if not self._is_fresh(name, now_s))
         return list(itertools.islice(due, _KEYS_A_QUERY * _QUERIES_A_ROUND))
+
+    def _is_fresh(self, name: bytes, asked_at_s: float) -> bool:
+        """Whether it was told of so late that what the master said from that moment on is no answer to it."""
+        known = self._unchecked.get(name)
+        return known is not None and known[2] > asked_at_s
 
     async def _has_lost_all(self, asked: Sequence[bytes], found: Sequence[Tier | None]) -> bool:
         """Whether the master has lost its memory, from a part of the blocks of which it has none.
@@ -221,17 +227,21 @@ class Pool:
         new = list(set(new[-_KEYS_A_QUERY * _QUERIES_A_ROUND :]) - set(asked))
         return {name for name, tier in zip(new, await self._ask(new), strict=True) if tier is not None}
 
-    async def _begin_new_epoch(self, kept: Set[bytes]) -> None:
-        """The pool is empty but for these: all sidecars shall ask again before they tell what is in it."""
-        self._unchecked.clear()
-        self._inherited.clear()
-        self._outbox.clear()
-        self._gone.clear()
+    async def _begin_new_epoch(self, asked_at_s: float, kept: Set[bytes]) -> None:
+        """The store has lost what it was asked about: all sidecars shall ask again before they tell of it.
+
+        What the engine has put there since, or so lately that it may be under way, is asked about later.
+        """
+        # What may fail comes first: as long as nothing is forgotten the loss is found again.
         await self.succession.drop_all()
-        names = {shared.hash for shared in self._residency.mirror.shared()} - kept
-        for tier in (Tier.DRAM, Tier.SSD):
-            self._residency.pool_lost(list(names), tier)
         registered = await self._registry.register(self._record)
+        lost = [name for name in self._unchecked if name not in kept and not self._is_fresh(name, asked_at_s)]
+        for name in lost:
+            del self._unchecked[name]
+        self._inherited.clear()
+        self._gone.clear()
+        for tier in (Tier.DRAM, Tier.SSD):
+            self._residency.pool_lost(lost, tier)
         await self._enter(registered.epoch)
 
     async def _write(self, source: Source, changes: Sequence[Change]) -> None:
