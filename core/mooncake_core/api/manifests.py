@@ -94,9 +94,36 @@ def parse_manifests(text: str, *, file: str = _NO_FILE) -> list[Object | Kuberne
     return _checked(_parsed(file, text, problems), problems, file)
 
 
+def load_secrets(source: str | Path) -> list[KubernetesObject]:
+    """Read and check the Secrets alone, wherever `load_manifests` would read; there need not be any.
+
+    Raises:
+        ManifestError: something cannot be read, or a Secret is wrong; every problem found is listed.
+    """
+    problems: list[str] = []
+    documents = (
+        document
+        for document in _documents(source, problems)
+        if isinstance(document.content, dict) and document.content.get("kind") == "Secret"
+    )
+    objects = _objects(documents, problems)
+    if problems:
+        raise ManifestError(problems)
+    return [secret for secret in objects if isinstance(secret, dict)]
+
+
 def _checked(
     documents: Iterable[_Document], problems: list[str], label: str
 ) -> list[Object | KubernetesObject]:
+    objects = _objects(documents, problems)
+    if not problems and not objects:
+        problems.append(f"{label}: no documents; write at least a MooncakeCluster")
+    if problems:
+        raise ManifestError(problems)
+    return objects
+
+
+def _objects(documents: Iterable[_Document], problems: list[str]) -> list[Object | KubernetesObject]:
     """The objects of all documents; problems are those of reading, as far as they are known yet."""
     objects: list[Object | KubernetesObject] = []
     for document in documents:
@@ -104,10 +131,6 @@ def _checked(
         if read is not None:
             objects.append(read)
             problems += _clashes(document, objects)
-    if not problems and not objects:
-        problems.append(f"{label}: no documents; write at least a MooncakeCluster")
-    if problems:
-        raise ManifestError(problems)
     return objects
 
 
@@ -235,7 +258,8 @@ def _core_metadata(content: KubernetesObject) -> Iterator[str]:
         yield "metadata.name: is required; write the name of the object"
         return
     for field in ("name", "namespace"):
-        if not isinstance(metadata.get(field, ""), str):
+        # Null is absent, as on the API server.
+        if not isinstance(metadata.get(field), str | None):
             yield f"metadata.{field}: must be text (got {metadata[field]}); write it in quotes"
 
 
@@ -290,7 +314,7 @@ def _identities(item: Object | KubernetesObject) -> Iterator[tuple[str, str, str
     """(kind, namespace, name) of an object and of the pool objects its inline entries become."""
     if isinstance(item, dict):
         metadata = item["metadata"]
-        yield item["kind"], metadata.get("namespace", "default"), metadata["name"]
+        yield item["kind"], metadata.get("namespace") or "default", metadata["name"]
         return
     namespace, name = item.metadata.namespace, item.metadata.name
     if not isinstance(item, MooncakeCluster):

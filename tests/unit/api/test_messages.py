@@ -340,6 +340,13 @@ def test_an_object_without_a_proper_name_is_refused(metadata: str):
         parse_manifests(f"apiVersion: v1\nkind: ConfigMap\nmetadata: {metadata}\n")
 
 
+def test_an_object_whose_namespace_is_null_lies_in_the_default_one():
+    text = "apiVersion: v1\nkind: Secret\nmetadata: {name: a, namespace: }\n"
+    assert len(parse_manifests(text)) == 1
+    with pytest.raises(ManifestError, match="Secret a is there twice in namespace default"):
+        parse_manifests(f"{text}---\n{text.replace('namespace: ', 'namespace: default')}")
+
+
 def test_a_secret_of_no_version_is_told_which_one_there_is():
     with pytest.raises(ManifestError, match=r"Secret/a: apiVersion: must be v1 \(got nothing\)"):
         parse_manifests("kind: Secret\nmetadata: {name: a}\n")
