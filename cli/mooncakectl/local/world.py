@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
-from mooncake_core.api import ManifestError, load_manifests
+from mooncake_core.api import ManifestError, load_secrets
 from mooncakectl.local.errors import LocalRuntimeError
 
 Manifest = Mapping[str, Any]
@@ -78,7 +78,7 @@ def _decoded(manifest: Manifest, section: str) -> dict[str, bytes]:
 
 
 def read_secrets(folder: Path) -> dict[str, dict[str, bytes]]:
-    """Read Secrets from a folder: `<name>/<key>` are contents, `*.yaml` are Secret manifests.
+    """Read Secrets from a folder: `<name>/<key>` are contents, of `*.yaml` the Secrets are taken.
 
     Raises:
         LocalRuntimeError: the folder or one of its files cannot be read.
@@ -91,9 +91,8 @@ def read_secrets(folder: Path) -> dict[str, dict[str, bytes]]:
                 keys = [path for path in sorted(entry.iterdir()) if path.is_file() and path.name[0] != "."]
                 secrets[entry.name] = {path.name: path.read_bytes() for path in keys}
             elif entry.suffix in (".yaml", ".yml", ".json"):
-                for manifest in load_manifests(entry):
-                    if isinstance(manifest, dict) and manifest["kind"] == "Secret":
-                        secrets[manifest["metadata"]["name"]] = secret_contents(manifest)
+                for manifest in load_secrets(entry):
+                    secrets[manifest["metadata"]["name"]] = secret_contents(manifest)
     except OSError as error:
         raise LocalRuntimeError(f"--secrets {folder}: {error.filename}: {error.strerror}") from error
     except ManifestError as error:

@@ -159,6 +159,19 @@ def test_secrets_can_be_given_as_a_folder(tmp_path: Path) -> None:
     assert world.secrets == {"keys": {"keys.json": b"{}"}, "redis": {"url": b"r"}}
     with pytest.raises(LocalRuntimeError, match=r"data.k is not base64; stringData"):
         World.of([{"kind": "Secret", "metadata": {"name": "s"}, "data": {"k": "no base64!"}}])
+    # What lies beside the Secrets is none of its business.
+    (tmp_path / "nothing.yaml").write_text("# written later\n")
+    (tmp_path / "others.yaml").write_text(
+        "apiVersion: v1\nkind: Namespace\nmetadata: {name: serving}\n"
+        "---\napiVersion: v1\nkind: List\nitems: []\n"
+        "---\napiVersion: v1\nkind: ConfigMap\nmetadata: {name: c}\nunheard: of\n---\njust words\n"
+        "---\napiVersion: v1\nkind: Secret\nmetadata: {name: beside, namespace: }\nstringData: {k: v}\n"
+    )
+    assert World.of([], secrets_dir=tmp_path).secrets == {
+        "keys": {"keys.json": b"{}"},
+        "redis": {"url": b"r"},
+        "beside": {"k": b"v"},
+    }
     for wrong in (
         b"\xff\xfe",
         b"apiVersion: v1\nkind: Secret\n",
