@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ssl
 from urllib.parse import SplitResult, urlsplit
 
 from mooncakectl.console import CommandError
@@ -23,6 +24,15 @@ def checked_url(url: str) -> SplitResult:
     if not usable or any(char.isspace() for char in url):
         raise CommandError(f"--url {url}: expected something like http://127.0.0.1:8000")
     return parts
+
+
+def tls_to(parts: SplitResult) -> ssl.SSLContext | None:
+    """How to encrypt on the way to a checked URL; None where it is not.
+
+    Whom to trust is the machine's and the environment's to say (SSL_CERT_FILE, SSL_CERT_DIR), also where the
+    proxies that the environment names are not asked.
+    """
+    return ssl.create_default_context() if parts.scheme == "https" else None
 
 
 def bearer(key: str, source: str) -> dict[str, str]:

@@ -10,7 +10,7 @@ from urllib.parse import quote
 
 import httpx
 
-from mooncakectl.addresses import bearer, checked_url
+from mooncakectl.addresses import bearer, checked_url, tls_to
 from mooncakectl.admin.find import admin_token
 from mooncakectl.console import CommandError
 
@@ -48,11 +48,13 @@ class AdminClient:
             url: base URL of the admin port.
             timeout_s: for each answer, in wall seconds.
         """
-        checked_url(url)
+        tls = tls_to(checked_url(url))
         self._url = url
         token = admin_token()
         headers = bearer(token, "MOONCAKE_ADMIN_TOKEN") if token else {}
-        self._http = httpx.AsyncClient(base_url=url, headers=headers, timeout=timeout_s, trust_env=False)
+        self._http = httpx.AsyncClient(
+            base_url=url, headers=headers, timeout=timeout_s, trust_env=False, verify=tls or True
+        )
 
     async def __aenter__(self) -> Self:
         return self

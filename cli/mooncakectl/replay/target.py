@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import httpx
 
-from mooncakectl.addresses import bearer, checked_url
+from mooncakectl.addresses import bearer, checked_url, tls_to
 from mooncakectl.replay.exchange import Endpoint
 
 
@@ -56,9 +56,9 @@ async def find_target(url: str, model: str | None, api_key: str | None, timeout_
     parts = checked_url(url)
     host = parts.hostname or ""
     base = parts.path.rstrip("/").removesuffix("/v1") + "/v1"
-    models = await _models(f"{parts.scheme}://{parts.netloc}{base}/models", api_key, timeout_s)
+    tls = tls_to(parts)
+    models = await _models(f"{parts.scheme}://{parts.netloc}{base}/models", tls, api_key, timeout_s)
     entry = _choose(models, model, url)
-    tls = ssl.create_default_context() if parts.scheme == "https" else None
     return Target(
         endpoint=Endpoint(host, parts.port or (443 if tls else 80), tls),
         authority=parts.netloc.rpartition("@")[2],
@@ -69,11 +69,13 @@ async def find_target(url: str, model: str | None, api_key: str | None, timeout_
     )
 
 
-async def _models(url: str, api_key: str | None, timeout_s: float) -> list[dict[str, Any]]:
+async def _models(
+    url: str, tls: ssl.SSLContext | None, api_key: str | None, timeout_s: float
+) -> list[dict[str, Any]]:
     headers = bearer(api_key, "--api-key") if api_key else {}
     try:
         # As the requests that follow: to the server itself, whatever proxy the environment names.
-        async with httpx.AsyncClient(timeout=timeout_s, trust_env=False) as client:
+        async with httpx.AsyncClient(timeout=timeout_s, trust_env=False, verify=tls or True) as client:
             response = await client.get(url, headers=headers)
     except httpx.HTTPError as error:
         raise TargetError(

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from mooncake_simulator.workloads import Request, write_trace
+from mooncake_testing.certificates import self_signed
 from mooncake_testing.openai_server import Answer, OpenAIServer, Received
 
 COMMAND = """
@@ -109,3 +110,17 @@ async def test_the_environments_proxy_is_not_asked_the_way_to_the_server(tmp_pat
         out, err = await process.communicate()
     assert process.returncode == 0, err.decode()
     assert "100.0%" in out.decode()
+
+
+async def test_the_certificates_of_the_environment_are_trusted_and_no_others(tmp_path: Path) -> None:
+    certificate, tls = self_signed(tmp_path)
+    async with OpenAIServer(lambda received: Answer(), tls=tls) as server:
+        arguments = ("--trace", write(tmp_path / "t.jsonl", 2), "--url", server.url)
+        process = await start(*arguments, SSL_CERT_FILE=str(certificate))
+        out, err = await process.communicate()
+        stranger = await start(*arguments)
+        _, refused = await stranger.communicate()
+    assert process.returncode == 0, err.decode()
+    assert "100.0%" in out.decode()
+    assert stranger.returncode == 1
+    assert "CERTIFICATE_VERIFY_FAILED" in refused.decode()

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ssl
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from typing import Any, Self
@@ -66,6 +67,7 @@ class OpenAIServer:
     model: str = "scripted"
     time_scale: float | None = None
     api_key: str | None = None
+    tls: ssl.SSLContext | None = None
     received: list[Received] = field(default_factory=list)
     url: str = ""
     most_at_once: int = 0
@@ -74,9 +76,9 @@ class OpenAIServer:
         self._open: set[asyncio.Task[None]] = set()
         self._at_once = 0
         self._news = asyncio.Event()
-        self._server = await asyncio.start_server(self._client, "127.0.0.1", 0)
+        self._server = await asyncio.start_server(self._client, "127.0.0.1", 0, ssl=self.tls)
         host, port = self._server.sockets[0].getsockname()
-        self.url = f"http://{host}:{port}"
+        self.url = f"{'https' if self.tls else 'http'}://{host}:{port}"
         return self
 
     async def __aexit__(self, *_: object) -> None:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from threading import Thread
 
 import pytest
 from typer.testing import CliRunner
 
 import mooncakectl.admin
+from mooncake_testing.certificates import self_signed
 from mooncake_testing.redis import free_port
 from mooncakectl.app import build_app
 from mooncakectl.console import CommandError
@@ -86,6 +88,21 @@ def test_a_drain_is_told_to_the_next_scheduler_when_the_first_is_dead(
         assert result.exit_code == 0, result.output
         assert ports[0] in result.stderr
     assert server.asked == ["POST", "DELETE"]
+
+
+def test_an_admin_port_behind_tls_is_trusted_by_the_certificates_of_the_environment(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    certificate, tls = self_signed(tmp_path)
+    server.socket = tls.wrap_socket(server.socket, server_side=True)
+    drain = ["drain", "p-0", "--url", f"https://127.0.0.1:{server.server_port}"]
+    monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
+    result = CliRunner().invoke(build_app(), drain)
+    assert result.exit_code == 0, result.output
+    assert server.asked == ["POST"]
+    monkeypatch.delenv("SSL_CERT_FILE")
+    with pytest.raises(CommandError, match="CERTIFICATE_VERIFY_FAILED"):
+        CliRunner().invoke(build_app(), drain, catch_exceptions=False)
 
 
 def test_an_unknown_instance_is_not_asked_for_everywhere(ports: list[str]) -> None:
