@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
+
+import pytest
 from msgspec.structs import replace
 
+from mooncake_scheduler.policies import registry
+from mooncake_scheduler.policies.kv_centric import KvCentric
 from mooncake_simulator.cluster.cluster import ClusterSpec
 from mooncake_simulator.cluster.failures import Failure
 from mooncake_simulator.cluster.life import TOO_LONG
@@ -41,6 +46,28 @@ def test_an_answer_that_never_fits_is_refused_and_the_others_go_on() -> None:
     for spec in (SPEC, ClusterSpec(1, 0, fetch="none", coupled="prefill-first")):
         outcomes = simulate(spec, trace).outcomes
         assert [outcome.refused for outcome in outcomes] == [None] * len(TRACE) + [TOO_LONG]
+
+
+class PlacedOnce(KvCentric):
+    """A policy of turns that only places."""
+
+    name = "placed-once"
+    prefill_at = None
+
+
+def test_a_policy_of_turns_that_cannot_look_again_computes_what_had_to_make_room(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(registry._POLICIES, "placed-once", PlacedOnce)
+    spec = ClusterSpec(1, 1, fetch="none", cache_tokens=20 * 512)
+    # While the last prompt waits for its turn, the first one's KV, on which it counts, makes room.
+    longer = replace(request(60_002.0, 2, 0), input_length=16 * 512, hash_ids=(*range(8), *range(300, 308)))
+    trace = [request(0.0, 2, 0), request(60_000.0, 2, 100), request(60_001.0, 2, 200), longer]
+    looks = simulate(dataclasses.replace(spec, policy="kv-centric"), trace)
+    cannot = simulate(dataclasses.replace(spec, policy="placed-once"), trace)
+    assert [outcome.cached_tokens for outcome in cannot.outcomes] == [0, 0, 0, 4 * 512]
+    # With one instance and nowhere to fetch from there is nothing to find.
+    assert cannot.outcomes == looks.outcomes
 
 
 def test_a_size_is_ruled_out_only_where_nothing_could_keep_the_slo_there() -> None:
