@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from math import inf
 from uuid import uuid4
 
+from msgspec.structs import replace
+
 from mooncake_core.ledger.board import Board
 from mooncake_core.ledger.contract import InstanceLoad, Limits, RefusalReason, Reservation, SeatLimits
 from mooncake_core.ledger.row import Row
@@ -40,9 +42,6 @@ _REASONS = {
     BATCH_FULL: RefusalReason.TBT,
     KV_FULL: RefusalReason.KV_MEMORY,
 }
-_UNBOUNDED_RESERVE = (-1, 0, 0, -1)
-_UNBOUNDED_SEAT = (0, 0, -1, 0, 0, 0)
-"""The bounds as `scripts` has them, for what was decided without Redis."""
 
 
 class RedisLedger:
@@ -130,8 +129,12 @@ class RedisLedger:
         refused = self._board.exceeded(reservation, limits, now_s)
         if refused is None:
             waits = self._board.has_to_wait(reservation, now_s)
-            self._board.book.add(reservation, now_s, waits=waits)
-            self._tell_of_reservation(reservation, now_s, waits=waits)
+            entry = self._board.book.add(reservation, now_s, waits=waits)
+            # Redis is told whatever its bounds say; whether it waits was decided here.
+            told = replace(reservation, waits_above_s=inf)
+            self._row.send(RESERVE, *_reserve_arguments(told, Limits(), now_s))
+            if waits:
+                self._row.send(BEGIN, reservation.id, "+inf", entry.queue, entry.cost_us)
         return refused
 
     def waiting(self, reservation_id: str) -> Waiting | None:
@@ -220,11 +223,12 @@ class RedisLedger:
             LookupError: no such reservation waits.
         """
         entry = self._board.held(reservation_id)
-        promised, kv_tokens = entry.reservation.decode, entry.reservation.kv_tokens
-        refused = self._board.seat_exceeded(kv_tokens, decode, limits)
+        refused = self._board.seat_exceeded(entry.reservation.kv_tokens, decode, limits)
         if refused is None:
+            # Redis is told whatever its bounds say, and from where: the entry knows its new place afterwards.
+            told = _seat_arguments(entry, decode, SeatLimits())
             self._board.book.seat(reservation_id, decode, now_s)
-            self._row.send(SEAT, promised, decode, kv_tokens, *_UNBOUNDED_SEAT)
+            self._row.send(SEAT, *told)
         return refused
 
     def release(self, reservation_id: str, now_s: float) -> None:
@@ -264,32 +268,8 @@ class RedisLedger:
     async def _try_reserve(self, reservation: Reservation, limits: Limits, now_s: float) -> tuple[int, int]:
         """Ask Redis; returns its reply and the generation under which it was asked."""
         generation = self._row.generation
-        reply = await self._row.ask(
-            RESERVE,
-            reservation.id,
-            reservation.prefill or reservation.decode,
-            max(1, microseconds(reservation.prefill_cost_s)),
-            reservation.decode,
-            reservation.kv_tokens,
-            repr(now_s),
-            -1 if limits.queued_s == inf else microseconds(limits.queued_s),
-            limits.batch,
-            limits.kv_tokens,
-            -1 if reservation.waits_above_s == inf else microseconds(reservation.waits_above_s),
-            within_s=self._budget_s,
-        )
-        return reply, generation
-
-    def _tell_of_reservation(self, reservation: Reservation, now_s: float, *, waits: bool) -> None:
-        """Tell Redis of what was reserved without it, whatever the bounds."""
-        queue = reservation.prefill or reservation.decode
-        cost_us = max(1, microseconds(reservation.prefill_cost_s))
-        decode, kv_tokens = reservation.decode, reservation.kv_tokens
-        self._row.send(
-            RESERVE, reservation.id, queue, cost_us, decode, kv_tokens, repr(now_s), *_UNBOUNDED_RESERVE
-        )
-        if waits:
-            self._row.send(BEGIN, reservation.id, "+inf", queue, cost_us)
+        arguments = _reserve_arguments(reservation, limits, now_s)
+        return await self._row.ask(RESERVE, *arguments, within_s=self._budget_s), generation
 
     def _tell(
         self, entry: Entry, now_s: float, *, leaves_prefill: bool, starts: bool = False, ends: bool = False
@@ -308,7 +288,22 @@ class RedisLedger:
         )
 
 
-def _seat_arguments(entry: Entry, decode: str, limits: SeatLimits) -> tuple[object, ...]:
+def _reserve_arguments(reservation: Reservation, limits: Limits, now_s: float) -> tuple[str | int, ...]:
+    return (
+        reservation.id,
+        reservation.prefill or reservation.decode,
+        max(1, microseconds(reservation.prefill_cost_s)),
+        reservation.decode,
+        reservation.kv_tokens,
+        repr(now_s),
+        -1 if limits.queued_s == inf else microseconds(limits.queued_s),
+        limits.batch,
+        limits.kv_tokens,
+        -1 if reservation.waits_above_s == inf else microseconds(reservation.waits_above_s),
+    )
+
+
+def _seat_arguments(entry: Entry, decode: str, limits: SeatLimits) -> tuple[str | int, ...]:
     return (
         entry.reservation.decode,
         decode,

@@ -66,23 +66,17 @@ class Row:
         self._ttl_ms = ttl_ms
         self._board = board
         self._unsure = True
-        self._posting: asyncio.Future[Exception | None] | None = None
-        """Why it failed; None = it did not."""
-        self._task: asyncio.Task[None] | None = None
+        self._posting: asyncio.Task[Exception | None] | None = None
+        """Under way; its result is why it failed, if it did."""
         self._seen_errors = client.posted_errors
         self._versions: dict[str, bytes] = {}
         self._snapshot_of = -1
         self._version = 0
 
     @property
-    def unsure(self) -> bool:
-        """Whether Redis may hold something else than the own table."""
-        return self._unsure or self.closed
-
-    @property
     def settled(self) -> bool:
         """Whether Redis holds the own table, and can be asked for more at once."""
-        return self._posting is None and not self.unsure
+        return self._posting is None and not self._unsure and not self.closed
 
     def doubt(self) -> None:
         """Redis may hold something else than the own table: it is to be posted again."""
@@ -106,11 +100,10 @@ class Row:
             if self._posting is None:
                 if not self._unsure:
                     return
-                self._posting = loop.create_future()
-                self._task = loop.create_task(self._post(self._posting), name="ledger-posting")
+                self._posting = loop.create_task(self._post(), name="ledger-posting")
             failure = await _end_of(self._posting, max(0.001, ends_s - loop.time()))
             if failure is not None:
-                raise ConnectionError(str(failure)) from failure
+                raise failure
 
     async def ask(self, script: Script, *arguments: object, within_s: float) -> int:
         """Ask for something that changes the row.
@@ -134,7 +127,7 @@ class Row:
         Behind a posting that is under way, which did not know of the change. Nothing is sent while the table
         is to be posted: it will tell of the change itself.
         """
-        if self.unsure:
+        if self._unsure or self.closed:
             return
         try:
             self._client.send_nowait(
@@ -170,29 +163,29 @@ class Row:
         except ConnectionError:
             return
 
-    async def _post(self, posting: asyncio.Future[Exception | None]) -> None:
-        """Replace what Redis holds of this incarnation by the own table, under a new generation."""
-        table = self._table()
-        # Before anything is awaited: what changes from here on is sent after the table, under its generation.
-        self.generation += 1
-        self._unsure = False
-        post = (b"EVAL", POST.source, 1, self._key, self._incarnation, self.generation, self._ttl_ms, table)
-        failure: Exception | None = None
+    async def _post(self) -> Exception | None:
+        """Replace what Redis holds of this incarnation by the own table; returns why it failed, if it did."""
         try:
+            table = self._table()
+            # Before anything is awaited: what changes from here on is sent after it, under its generation.
+            self.generation += 1
+            self._unsure = False
+            post = b"EVAL", POST.source, 1, self._key, self._incarnation, self.generation, self._ttl_ms, table
             # `send_nowait` cannot answer "no such script", so Redis is told the scripts that it will name.
             named = [(b"SCRIPT", b"LOAD", script.source) for script in (RESERVE, BEGIN, SEAT, END)]
             await self._client.call_many([*named, post], timeout_s=POST_BUDGET_S)
-            self._snapshot_of = -1
-            self.posted += 1
-        except ReplyError as error:
-            failure = ConnectionError(f"Redis refuses the ledger's table: {error}")
-        except Exception as error:
-            failure = error
+        except BaseException as error:
+            self._unsure = True
+            if isinstance(error, ReplyError):
+                return ConnectionError(f"Redis refuses the ledger's table: {error}")
+            if isinstance(error, Exception):
+                return error
+            raise
         finally:
-            self._unsure = self._unsure or failure is not None
             self._posting = None
-            if not posting.done():
-                posting.set_result(failure)
+        self._snapshot_of = -1
+        self.posted += 1
+        return None
 
     def _table(self) -> bytes:
         """The own table as `POST` takes it."""
@@ -263,7 +256,7 @@ def _read(peer: bytes, shares: bytes) -> dict[str, Share]:
         return {}
 
 
-async def _end_of(posting: asyncio.Future[Exception | None], within_s: float) -> Exception | None:
+async def _end_of(posting: asyncio.Task[Exception | None], within_s: float) -> Exception | None:
     """Wait for the end of a posting that others wait for too; why it failed.
 
     Raises:
