@@ -86,8 +86,7 @@ class Attempt(Prefilling, Answering):
                 return await self._whole(decode)
             return await self._decode_in_time(staged, decode, ())
         except ClientLeftError:
-            if self._undecoded is not None:
-                await self.free()
+            await self.free()
             raise
         finally:
             self.abort()
@@ -111,8 +110,7 @@ class Attempt(Prefilling, Answering):
             decode = services.roster.members.get(self._placement.decode.id)
             return await self._decode_in_time(staged, decode, excluded)
         except ClientLeftError:
-            if self._undecoded is not None:
-                await self.free()
+            await self.free()
             raise
         finally:
             self.abort()
@@ -221,7 +219,7 @@ class Attempt(Prefilling, Answering):
         self._undecoded = staged
 
     async def free(self) -> None:
-        """Let a decode instance take KV that nobody wants: nothing else frees it at the prefill instance."""
+        """Let a decode instance take KV that nobody wants, if there is any; nothing else frees it."""
         staged, self._undecoded = self._undecoded, None
         late, self._late = self._late, None
         try:

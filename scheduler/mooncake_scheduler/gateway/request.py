@@ -96,10 +96,9 @@ class Request:
         services.metrics.match_s.observe(time.monotonic() - match_from_s)
         job.decision.index = services.residency.mode
         services.budget.request()
-        excluded = self._excluded
-        failure = await self._try(excluded, None)
+        failure = await self._try(None)
         while failure is not None:
-            failure = await self._try(excluded, failure)
+            failure = await self._try(failure)
 
     async def _tokenise(self) -> Prefix:
         services, wish = self._services, self._job.wish
@@ -111,15 +110,15 @@ class Request:
             return services.tokens.of_ids(body, domain)
         return await services.tokens.of_text(body, wish.form, domain)
 
-    async def _try(self, excluded: set[str], before: Failure | None) -> Failure | None:
+    async def _try(self, before: Failure | None) -> Failure | None:
         """Place the job and carry the placement out; a failure comes back when it is to be placed anew."""
-        await self._place(excluded, before)
+        await self._place(before)
         job, services = self._job, self._services
         assert job.placement is not None
         attempt = Attempt(services, job, job.placement)
         failure = await self._ended(attempt, attempt.carry_out())
         while failure is not None:
-            match self._remedy(failure, excluded):
+            match self._remedy(failure):
                 case Remedy.END_STREAM:
                     job.decision.outcome = "broken"
                     broken = upstream_failed(
@@ -128,9 +127,9 @@ class Request:
                     job.exchange.write(broken.event())
                     job.exchange.end()
                     return None
-                case Remedy.HAND_OVER_AGAIN if again := await self._taken_over(failure, excluded):
+                case Remedy.HAND_OVER_AGAIN if again := await self._taken_over(failure):
                     assert failure.staged is not None
-                    failure = await self._ended(again, again.hand_over_again(failure.staged, excluded))
+                    failure = await self._ended(again, again.hand_over_again(failure.staged, self._excluded))
                 case Remedy.HAND_OVER_AGAIN | Remedy.PLACE_ANEW:
                     self._leave(failure)
                     self._release()
@@ -159,7 +158,7 @@ class Request:
             await attempt.free()
             return None
 
-    async def _place(self, excluded: set[str], before: Failure | None) -> None:
+    async def _place(self, before: Failure | None) -> None:
         job, services = self._job, self._services
         job.limit(services.config.place_timeout_s)
         # A reservation whose answer nobody sees would never be released.
@@ -169,7 +168,7 @@ class Request:
                 job.ask,
                 job.depths,
                 whole=job.wish.whole,
-                excluded=excluded,
+                excluded=self._excluded,
                 again=before is not None,
                 degraded=not self._met_back_pressure,
             )
@@ -211,10 +210,10 @@ class Request:
         if answer.world is not None:
             self._services.placer.conductor.observe_refused(self._job.ask, answer.world.now_s)
 
-    def _remedy(self, failure: Failure, excluded: set[str]) -> Remedy:
+    def _remedy(self, failure: Failure) -> Remedy:
         job, services = self._job, self._services
         if failure.member is not None:
-            excluded.add(failure.member.instance.id)
+            self._excluded.add(failure.member.instance.id)
         self._met_back_pressure |= failure.setback is Setback.BACK_PRESSURE
         retries = job.decision.attempts - 1 - self._not_reached
         reached = failure.setback not in (Setback.CONNECT, Setback.GONE)
@@ -231,12 +230,12 @@ class Request:
             services.budget.spend()
         return what
 
-    async def _taken_over(self, failure: Failure, excluded: set[str]) -> Attempt | None:
+    async def _taken_over(self, failure: Failure) -> Attempt | None:
         """An attempt with another decode instance for the staged KV, reserved; None when there is none."""
         job, services = self._job, self._services
         assert failure.staged is not None
         assert job.placement is not None
-        decode = services.placer.another_decode(failure.staged.member.instance, excluded)
+        decode = services.placer.another_decode(failure.staged.member.instance, self._excluded)
         if decode is None:
             return None
         job.limit(services.config.dispatch_timeout_s)

@@ -172,14 +172,14 @@ class SharedResidency:
         await self._local.follow(instances)
         if self.mode == "local":
             await self._read_journal(JOURNAL_SLICE)
-            await self._ask(_ANY_KEYS)
+            await self._ask(_ANY_KEYS, time.monotonic())
 
     async def match(self, keys: Sequence[int]) -> Mapping[str, Depth]:
         """Depth in blocks by holder."""
         if not keys:
             return {}
         now_s = time.monotonic()
-        found = await self._ask(keys)
+        found = await self._ask(keys, now_s)
         if found is None:
             await self._read_journal(JOURNAL_BIT)
             return await self._local.match(keys)
@@ -202,9 +202,9 @@ class SharedResidency:
         while len(self._journal) > JOURNAL or self._journal_keys > JOURNAL_KEYS:
             self._journal_keys -= len(self._journal.popleft()[1])
 
-    async def _ask(self, keys: Sequence[int]) -> Mapping[str, Depth] | None:
+    async def _ask(self, keys: Sequence[int], now_s: float) -> Mapping[str, Depth] | None:
         """What the shared index knows; None = it does not answer, or did not a moment ago."""
-        if time.monotonic() < self._away_until_s:
+        if now_s < self._away_until_s:
             return None
         try:
             found = await self._shared.match(keys)
