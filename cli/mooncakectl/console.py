@@ -8,10 +8,13 @@ import os
 import sys
 from math import floor, log10
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from rich.console import Console
 from rich.text import Text
+
+if TYPE_CHECKING:
+    from rich.progress import Progress, ProgressColumn
 
 _UNBOUNDED: Final = 10_000
 
@@ -87,6 +90,13 @@ def report_error(message: str) -> None:
 def say(message: str) -> None:
     """Print a remark on stderr."""
     err.print(message, soft_wrap=True, highlight=False)
+
+
+def shown_progress(*columns: ProgressColumn) -> Progress:
+    """How far a long work is, on stderr while it lasts; nothing where nobody looks on."""
+    from rich.progress import Progress
+
+    return Progress(*columns, console=err, transient=True, disable=not err.is_terminal)
 
 
 def print_json(document: Any) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from mooncakectl.commands import rollout_control
-from mooncakectl.console import CommandError, err, out, print_json
+from mooncakectl.console import CommandError, out, print_json, shown_progress
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -82,10 +82,10 @@ def plan(
 
 def _shown(steps: Iterable[Step]) -> list[Step]:
     """All steps; how many there are so far is shown meanwhile, for thousands of instances take minutes."""
-    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+    from rich.progress import SpinnerColumn, TextColumn, TimeElapsedColumn
 
     columns = SpinnerColumn(), TextColumn("{task.completed:.0f} steps"), TimeElapsedColumn()
-    with Progress(*columns, console=err, transient=True, disable=not err.is_terminal) as progress:
+    with shown_progress(*columns) as progress:
         task = progress.add_task("", total=None)
         rounds = []
         for step in steps:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import base64
-import binascii
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
-from mooncake_core.api import ManifestError, load_secrets
+from mooncake_core.api import ManifestError, from_base64, load_secrets
 from mooncakectl.local.errors import LocalRuntimeError
 
 Manifest = Mapping[str, Any]
@@ -68,9 +66,8 @@ def _decoded(manifest: Manifest, section: str) -> dict[str, bytes]:
     contents = {}
     for key, text in (manifest.get(section) or {}).items():
         try:
-            # Lines may be broken, as the API server has it too.
-            contents[key] = base64.b64decode(text.replace("\r", "").replace("\n", ""), validate=True)
-        except (binascii.Error, ValueError) as error:
+            contents[key] = from_base64(text)
+        except ValueError as error:
             raise LocalRuntimeError(
                 f"{manifest.get('kind')} {name}: {section}.{key} is not base64; stringData takes plain text"
             ) from error

@@ -7,7 +7,16 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from mooncakectl.console import CommandError, check_writable, err, print_json, print_text, report_error, say
+from mooncakectl.console import (
+    CommandError,
+    check_writable,
+    err,
+    print_json,
+    print_text,
+    report_error,
+    say,
+    shown_progress,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -57,7 +66,7 @@ def command(
     Sizes are simulated with the code that places and admits live. The SLO is kept when its percentile of all
     requests stays inside its targets; who is refused does not. The KV cache pool stays as it is.
     """
-    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+    from rich.progress import SpinnerColumn, TextColumn, TimeElapsedColumn
 
     from mooncake_core.api.manifests import ManifestError, manifest_text
     from mooncake_simulator.cluster.manifest import spec_of
@@ -68,12 +77,11 @@ def command(
     from mooncakectl.plan.slo import objectives_of
     from mooncakectl.plan.table import tries_table
     from mooncakectl.plan.tries import Trial
-    from mooncakectl.simulate.command import check_jitter, check_span
     from mooncakectl.simulate.declared import declared_in
+    from mooncakectl.trace_times import check_jitter, check_span, check_speed
 
     try:
-        if not 0 < speed < float("inf"):
-            raise ValueError(f"--speed {speed:g}: write a number above 0, e.g. 1.5")
+        check_speed(speed)
         text = manifest_text(file)
         declared = declared_in(file, text)
         _check_pools(declared)
@@ -97,7 +105,7 @@ def command(
         raise typer.Exit(1) from None
 
     columns = SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn()
-    with Progress(*columns, console=err, transient=True, disable=not err.is_terminal) as progress:
+    with shown_progress(*columns) as progress:
         task = progress.add_task("simulating", total=None)
         trial = Trial(
             spec, requests, objectives, prices, speed=speed, seeds=range(seeds), jitter_ms=jitter_ms,

@@ -57,15 +57,14 @@ def command(
     from mooncakectl.replay import ReplayOptions, TargetError
     from mooncakectl.replay.progress import progress_shown
     from mooncakectl.replay.table import summary_table
-    from mooncakectl.simulate.command import check_jitter
+    from mooncakectl.trace_times import check_jitter, check_speed
 
     try:
         for option, file in (("--json", json), ("--records", records)):
             if file is not None:
                 check_writable(option, file)
         check_jitter(jitter_ms)
-        if not 0 < speed < float("inf"):
-            raise ValueError(f"--speed {speed:g}: write a number above 0, e.g. 1.5")
+        check_speed(speed)
         options = ReplayOptions(
             url=url,
             model=model,

@@ -10,16 +10,21 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from mooncakectl import completion
-from mooncakectl.console import CommandError, check_writable, err, out, print_json, report_error, say
+from mooncakectl.console import (
+    CommandError,
+    check_writable,
+    out,
+    print_json,
+    report_error,
+    say,
+    shown_progress,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from mooncake_core.config.scheduler import AdmissionMode
-    from mooncake_simulator.workloads import Request
 
-_DAY_S: Final = 86_400.0
-_LONGEST_S: Final = 366 * _DAY_S
 _MOST_DIGITS: Final = 6
 """Of a number of instances."""
 
@@ -81,8 +86,6 @@ def command(
     ] = None,
 ) -> None:
     """Run a trace through a manifest's cluster in seconds, with the very code that places and admits live."""
-    from rich.progress import Progress
-
     from mooncake_core.api.manifests import ManifestError
     from mooncake_scheduler.policies import UnknownPolicyError, names
     from mooncake_simulator.cluster.manifest import spec_of
@@ -92,6 +95,7 @@ def command(
     from mooncakectl.simulate.report.page import html
     from mooncakectl.simulate.runs import answer, questions
     from mooncakectl.simulate.table import answers_table
+    from mooncakectl.trace_times import check_jitter, check_span
 
     try:
         if not load_age_s < float("inf"):
@@ -118,7 +122,7 @@ def command(
         report_error(str(error))
         raise typer.Exit(1) from None
     answers = []
-    with Progress(console=err, transient=True, disable=not err.is_terminal) as progress:
+    with shown_progress() as progress:
         task = progress.add_task("simulating", total=len(asked) * seeds * len(requests))
         for question in asked:
             spec = question.spec
@@ -140,31 +144,6 @@ def command(
     if report is not None:
         report.write_text(html(answers, trace.name, seeds, typed()), encoding="utf-8")
         say(f"{report}: written")
-
-
-def check_jitter(jitter_ms: float) -> None:
-    """A width that arrivals can be spread over.
-
-    Raises:
-        ValueError: it is none.
-    """
-    if not 0 <= jitter_ms < float("inf"):
-        raise ValueError(f"--jitter-ms {jitter_ms:g}: write a number of milliseconds, e.g. 3000")
-
-
-def check_span(trace: Path, requests: Sequence[Request], speed: float, jitter_ms: float) -> None:
-    """A time that loads can be kept of.
-
-    Raises:
-        ValueError: it is longer than a year; one wrong time stamp is enough.
-    """
-    times_ms = [request.timestamp_ms for request in requests]
-    span_s = (max(times_ms) - min(times_ms) + jitter_ms) / 1e3 / speed
-    if span_s > _LONGEST_S:
-        raise ValueError(
-            f"{trace}: arrivals over {span_s / _DAY_S:,.3g} days, a year is the most: are all time stamps "
-            "milliseconds since one moment? else a larger --speed or a --limit"
-        )
 
 
 def typed() -> str:

@@ -7,7 +7,6 @@ from typing import Annotated, NoReturn, get_args
 
 import msgspec
 import typer
-from rich.progress import Progress
 from rich.table import Table
 
 from mooncake_simulator.workloads import (
@@ -26,7 +25,7 @@ from mooncake_simulator.workloads import (
 )
 from mooncake_simulator.workloads.sessions import Arrival
 from mooncake_simulator.workloads.summary import Sizes
-from mooncakectl.console import CommandError, check_writable, err, report_error
+from mooncakectl.console import CommandError, check_writable, report_error, shown_progress
 from mooncakectl.console import out as stdout
 
 _FORMS = "const:X, uniform:LOW:HIGH, exp:MEAN, lognormal:MEDIAN:SIGMA, geometric:MEAN or quantiles:…"
@@ -92,7 +91,7 @@ def generate_command(
             output_tokens=_distribution("--output-tokens", output_tokens),
             max_input_tokens=max_input_tokens,
         )
-        with Progress(console=err, transient=True, disable=not err.is_terminal) as bar:
+        with shown_progress() as bar:
             task = bar.add_task("sessions", total=sessions)
             requests = generate(sessions, seed, shape, lambda done: bar.update(task, completed=done))
             write_trace(out, requests)
@@ -127,7 +126,7 @@ def stats_command(
 
 
 def _hit_rate(requests: list[Request], blocks: int) -> float:
-    with Progress(console=err, transient=True, disable=not err.is_terminal) as bar:
+    with shown_progress() as bar:
         task = bar.add_task(f"LRU of {blocks:,} blocks", total=len(requests))
         return token_hit_rate(requests, blocks, lambda done: bar.update(task, completed=done))
 

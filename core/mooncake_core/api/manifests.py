@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import binascii
 import difflib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -281,10 +280,19 @@ def _core_data(content: KubernetesObject) -> Iterator[str]:
                 yield f"{section}.{key}: is not base64; {_plain_section(content)} takes plain text"
 
 
+def from_base64(text: str) -> bytes:
+    """What `data` of a Secret or `binaryData` stands for; lines may be broken, as the API server has it.
+
+    Raises:
+        ValueError: it is no base64.
+    """
+    return base64.b64decode(text.replace("\r", "").replace("\n", ""), validate=True)
+
+
 def _is_base64(text: str) -> bool:
     try:
-        base64.b64decode(text.replace("\r", "").replace("\n", ""), validate=True)
-    except (binascii.Error, ValueError):
+        from_base64(text)
+    except ValueError:
         return False
     return True
 
