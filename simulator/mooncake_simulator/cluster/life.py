@@ -45,8 +45,8 @@ class Life:
     """
 
     __slots__ = (
-        "ask", "decoding", "gone", "model", "moves", "outcome", "placement", "prefill", "request", "streamed",
-        "turn", "withheld", "world",
+        "ask", "decoding", "gone", "model", "moves", "outcome", "placement", "prefill", "request", "sent_s",
+        "streamed", "turn", "withheld", "world",
     )  # fmt: skip
 
     def __init__(
@@ -62,6 +62,8 @@ class Life:
         self.model = world.costs.of(first)
         self.withheld = False
         self.decoding = self.streamed = False
+        self.sent_s = 0.0
+        """When its KV has left the node, had every layer of it been there at once."""
         self.gone = False
         """An instance died that had it: what is left of it there is not heard."""
         self.turn: Turn | None = None
@@ -164,6 +166,8 @@ class Life:
         outcome.fetched_tokens = found.fetched_tokens
         outcome.prefill_s = self.model.prefill_s(tokens, cached)
         occupied_s = self.model.occupied_s(tokens, cached)
+        # Layer by layer while it is computed, beside what others fetch from this node.
+        self.sent_s = self._leaves()
         return found.wait_s + occupied_s, outcome.prefill_s - occupied_s
 
     def _found(self) -> _Found:
@@ -248,22 +252,22 @@ class Life:
         self.outcome.wasted_prefill = True
         self._leave()
 
+    def _leaves(self) -> float:
+        """Its whole KV takes its turn on the way out of its node; returns when it has left."""
+        size_bytes = self.outcome.prompt_tokens * self.world.kv_bytes_per_token
+        return self.world.senders[self.prefill].hand_over(size_bytes, self.world.agenda.now_s)
+
     def _send(self, *, streamed: bool) -> None:
         """The KV goes to decode.
 
         Args:
             streamed: layer by layer while it was computed: only what the network did not keep up with is
-                still on its way. Else nobody knew to where.
+                still on its way. Else it went to where there was no place for it, and goes again.
         """
-        world, outcome = self.world, self.outcome
-        now_s = world.agenda.now_s
-        left_bytes: float = outcome.prompt_tokens * world.kv_bytes_per_token
-        network = self.model.network_bytes_per_s
-        if streamed:
-            left_bytes = max(0.0, left_bytes - outcome.prefill_s * network)
-        arrives_s = now_s + left_bytes / network
-        outcome.ttft_s = (now_s if streamed else arrives_s) - outcome.arrival_s
-        world.agenda.at(arrives_s, self._hand_over)
+        now_s = self.world.agenda.now_s
+        arrives_s = max(now_s, self.sent_s) if streamed else self._leaves()
+        self.outcome.ttft_s = (now_s if streamed else arrives_s) - self.outcome.arrival_s
+        self.world.agenda.at(arrives_s, self._hand_over)
 
     def _hand_over(self) -> None:
         if self.gone:

@@ -22,9 +22,14 @@ class Link:
 
     def send(self, size_bytes: float, now_s: float) -> float:
         """Send; returns when the last byte has left."""
+        end_s = self.hand_over(size_bytes, now_s)
+        self._ends_s.append(end_s)
+        return end_s
+
+    def hand_over(self, size_bytes: float, now_s: float) -> float:
+        """As `send`, of what no router counts: it is not among `flows`."""
         begin_s = max(now_s, self._free_s)
         self._free_s = begin_s + size_bytes / self._bytes_per_s
-        self._ends_s.append(self._free_s)
         self.bytes += size_bytes
         return self._free_s
 
@@ -34,7 +39,7 @@ class Link:
         return self._free_s
 
     def flows(self, now_s: float) -> int:
-        """Transfers that have not ended."""
+        """Transfers that have not ended, as far as a router knows of them."""
         ends_s = self._ends_s
         if ends_s and ends_s[0] <= now_s:
             self._ends_s = ends_s = [end_s for end_s in ends_s if end_s > now_s]
