@@ -15,6 +15,7 @@ from mooncake_core.profiles import PROFILES
 from mooncake_simulator.store.directory import Directory
 from mooncake_simulator.store.master import Master
 from mooncake_simulator.store.node import Node
+from mooncake_simulator.store.promotions import PromotionRules
 from mooncake_simulator.store.sizes import SizeError, parse_size
 
 LOG = logging.getLogger("mooncake_simulator.store")
@@ -25,6 +26,19 @@ def _size(text: str) -> int:
         return parse_size(text)
     except SizeError as error:
         raise argparse.ArgumentTypeError(str(error)) from error
+
+
+def _yes_or_no(text: str) -> bool:
+    if text not in ("true", "false"):
+        raise argparse.ArgumentTypeError(f"{text!r} is neither true nor false")
+    return text == "true"
+
+
+def _at_least_one(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{number} is less than 1")
+    return number
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -38,6 +52,14 @@ def _parser() -> argparse.ArgumentParser:
     master.add_argument("--eviction-ratio", type=float, default=0.05)
     master.add_argument("--default-kv-lease-ttl", type=int, default=10_000, metavar="MS")
     master.add_argument("--client-ttl", type=float, default=10.0, metavar="S")
+    rules = PromotionRules()
+    master.add_argument(
+        "--promotion-on-hit", type=_yes_or_no, nargs="?", const=True, default=rules.on_hit, metavar="BOOL"
+    )
+    master.add_argument(
+        "--promotion-admission-threshold", type=_at_least_one, default=rules.admission_threshold
+    )
+    master.add_argument("--promotion-max-per-heartbeat", type=_at_least_one, default=rules.max_per_heartbeat)
     node = commands.add_parser("node", help="a holder of objects", allow_abbrev=False)
     node.add_argument("--host", default="127.0.0.1", help="address under which others reach it")
     node.add_argument("--port", type=int, default=50052)
@@ -64,6 +86,11 @@ async def _run_master(flags: argparse.Namespace) -> None:
         eviction_ratio=flags.eviction_ratio,
         lease_s=flags.default_kv_lease_ttl / 1000,
         client_ttl_s=flags.client_ttl,
+        promotion=PromotionRules(
+            on_hit=flags.promotion_on_hit,
+            admission_threshold=flags.promotion_admission_threshold,
+            max_per_heartbeat=flags.promotion_max_per_heartbeat,
+        ),
     )
     master = Master(directory)
     rpc_port, metrics_port = await master.start(flags.host, flags.rpc_port, flags.metrics_port)

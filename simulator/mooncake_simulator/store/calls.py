@@ -29,6 +29,13 @@ class Heartbeat(msgspec.Struct, kw_only=True):
     client_id: str
 
 
+class Promoted(msgspec.Struct, kw_only=True):
+    """A node has carried objects from its SSD to its DRAM."""
+
+    client_id: str
+    keys: list[str]
+
+
 class Unmount(msgspec.Struct, kw_only=True):
     """Take a segment back."""
 
@@ -43,7 +50,7 @@ class PutStart(msgspec.Struct, kw_only=True):
 
 
 class Keys(msgspec.Struct, kw_only=True):
-    """Calls that concern keys: put_end, put_revoke, exists, get, remove."""
+    """Calls that concern keys: put_end, put_revoke, exists, get, lookup, lookup_one, remove."""
 
     keys: list[str]
 

@@ -1,9 +1,10 @@
 """Who holds which object: segments, placement, leases, eviction, tiers. Pure: time is a parameter.
 
 Rules after Mooncake's `mooncake-store.md` and `master_service.cpp`: objects are immutable and become
-visible with `put_end`; existence checks and reads grant a lease during which an object is not evicted;
-above the high watermark a share of the objects goes, least recently used first. A node with an SSD takes
-what leaves its DRAM; reading it from there brings it back when there is room.
+visible with `put_end`; existence checks, lookups and reads grant a lease during which an object is not
+evicted; above the high watermark a share of the objects goes, least recently used first. A node with an
+SSD takes what leaves its DRAM; reading it from there brings it back when there is room, and lookups do
+where the rules of promotion say so.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from mooncake_simulator.store.objects import (
     StoredObject,
     Tier,
 )
+from mooncake_simulator.store.promotions import PromotionRules, Promotions
 
 PUT_START_DISCARD_S = 30.0
 """A put that has not ended by then has failed."""
@@ -35,8 +37,10 @@ class Directory:
         eviction_ratio: float = 0.05,
         lease_s: float = 10.0,
         client_ttl_s: float = 10.0,
+        promotion: PromotionRules | None = None,
     ) -> None:
         self.counts = Counts()
+        self.promotions = Promotions(promotion or PromotionRules(), self.counts)
         self.segments: dict[str, Segment] = {}
         self.clients: dict[str, float] = {}
         """When each client was last heard of."""
@@ -94,6 +98,7 @@ class Directory:
         """Forget a segment and all it holds; returns how many objects are gone."""
         if self.segments.pop(name, None) is None:
             return 0
+        self.promotions.forget(name)
         lost = [key for key, stored in self._objects.items() if stored.segment == name]
         for key in lost:
             del self._objects[key]
@@ -155,21 +160,33 @@ class Directory:
         """Where to read each key from, under a lease; objects read from SSD come back to DRAM if they fit."""
         found: list[Location | None] = []
         for key in keys:
-            self.counts.gets += 1
-            stored = self._lease(key, now_s)
-            if stored is None:
-                found.append(None)
-                continue
-            self.counts.valid_gets += 1
-            found.append(Location(stored.segment, stored.tier, stored.size_bytes))
-            if stored.tier is Tier.SSD:
-                self.counts.ssd_hits += 1
-                self.counts.ssd_hit_bytes += stored.size_bytes
-                self._promote(stored)
-            else:
-                self.counts.memory_hits += 1
-                self.counts.memory_hit_bytes += stored.size_bytes
+            stored = self._hit(key, now_s)
+            found.append(_location(stored))
+            if stored is not None and stored.tier is Tier.SSD:
+                self._bring_back(stored)
         return found
+
+    def lookup(self, keys: Sequence[str], now_s: float) -> list[Location | None]:
+        """Where each key lies, under a lease; enough lookups let a node bring it from SSD to DRAM."""
+        found: list[Location | None] = []
+        above_watermark = self.used_bytes >= self._high_watermark * self.capacity_bytes
+        for key in keys:
+            stored = self._hit(key, now_s)
+            found.append(_location(stored))
+            if stored is not None and stored.tier is Tier.SSD:
+                self.promotions.looked_up(stored, above_watermark)
+        return found
+
+    def take_promotions(self, client_id: str) -> list[StoredObject]:
+        """What a node is to carry from its SSD to its DRAM until it asks again."""
+        return [stored for segment in self._lent_by(client_id) for stored in self.promotions.take(segment)]
+
+    def end_promotions(self, client_id: str, keys: Sequence[str], now_s: float) -> list[bool]:
+        """Objects lie in DRAM; False for those that left meanwhile."""
+        arrived = self.promotions.arrived(keys, self._lent_by(client_id))
+        if self._above_watermark():
+            self.evict(now_s)
+        return arrived
 
     def remove(self, key: str) -> bool:
         """Delete one object."""
@@ -218,6 +235,7 @@ class Directory:
         target = self._choose(stored.size_bytes, None, only=targets)
         if target is None:
             return False
+        self.promotions.cancel(stored, self.segments[stored.segment])
         self._return_space(stored)
         target.used_bytes += stored.size_bytes
         stored.segment, stored.tier = target.name, Tier.DRAM
@@ -241,13 +259,30 @@ class Directory:
             segment
             for segment in self.segments.values()
             if segment.status is SegmentStatus.OK
-            and segment.used_bytes + size <= segment.capacity_bytes
+            and segment.has_room(size)
             and (only is None or segment.name in only)
         ]
         for segment in fitting:
             if segment.name == preferred:
                 return segment
         return min(fitting, key=lambda s: s.used_bytes / s.capacity_bytes, default=None)
+
+    def _lent_by(self, client_id: str) -> list[Segment]:
+        return [segment for segment in self.segments.values() if segment.client_id == client_id]
+
+    def _hit(self, key: str, now_s: float) -> StoredObject | None:
+        self.counts.gets += 1
+        stored = self._lease(key, now_s)
+        if stored is None:
+            return None
+        self.counts.valid_gets += 1
+        if stored.tier is Tier.SSD:
+            self.counts.ssd_hits += 1
+            self.counts.ssd_hit_bytes += stored.size_bytes
+        else:
+            self.counts.memory_hits += 1
+            self.counts.memory_hit_bytes += stored.size_bytes
+        return stored
 
     def _lease(self, key: str, now_s: float) -> StoredObject | None:
         stored = self.peek(key)
@@ -284,19 +319,25 @@ class Directory:
         for old in list(self._objects.values()):
             if segment.ssd_used_bytes <= target:
                 break
-            if old.tier is Tier.SSD and old.segment == segment.name and old.lease_until_s <= now_s:
+            if old.tier is not Tier.SSD or old.segment != segment.name or old.lease_until_s > now_s:
+                continue
+            if not self.promotions.is_carried(old):
                 self._drop(old)
 
-    def _promote(self, stored: StoredObject) -> None:
+    def _bring_back(self, stored: StoredObject) -> None:
         segment = self.segments[stored.segment]
         size = stored.size_bytes
+        if self.promotions.is_carried(stored):
+            return
         if segment.used_bytes + size > self._high_watermark * segment.capacity_bytes:
             self.counts.promotions_rejected += 1
             return
+        self.promotions.cancel(stored, segment)
         segment.used_bytes += size
         segment.ssd_used_bytes -= size
         stored.tier = Tier.DRAM
-        self.counts.promotions += 1
+        self.counts.promotions_admitted += 1
+        self.counts.promotions_completed += 1
         self.counts.promoted_bytes += size
 
     def _return_space(self, stored: StoredObject) -> None:
@@ -307,5 +348,10 @@ class Directory:
             segment.ssd_used_bytes -= stored.size_bytes
 
     def _drop(self, stored: StoredObject) -> None:
+        self.promotions.cancel(stored, self.segments[stored.segment])
         self._return_space(stored)
         del self._objects[stored.key]
+
+
+def _location(stored: StoredObject | None) -> Location | None:
+    return None if stored is None else Location(stored.segment, stored.tier, stored.size_bytes)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from mooncake_simulator.engine.http_server import Exchange, HttpServer, Request
@@ -14,11 +14,13 @@ from mooncake_simulator.store.admin import Admin
 from mooncake_simulator.store.directory import Directory
 from mooncake_simulator.store.drain import DrainJobs
 from mooncake_simulator.store.metrics import MasterMetrics
-from mooncake_simulator.store.objects import PutRefusal, Segment
+from mooncake_simulator.store.objects import Location, PutRefusal, Segment, Tier
 
 LOG = logging.getLogger(__name__)
 
 _REAP_S = 0.5
+
+Place = tuple[str, bool, int] | None
 
 
 class Master:
@@ -41,6 +43,10 @@ class Master:
             "put_revoke": self._put_revoke,
             "exists": self._exists,
             "get": self._get,
+            "lookup": self._lookup,
+            "lookup_one": self._lookup_one,
+            "promotions": self._promotions,
+            "promoted": self._promoted,
             "remove": self._remove,
             "remove_all": self._remove_all,
         }
@@ -124,13 +130,31 @@ class Master:
         self.metrics.called("batch_exist_key", items=len(keys))
         return self.directory.exists(keys, self._now_s())
 
-    def _get(self, body: bytes) -> list[tuple[str, bool, int] | None]:
+    def _get(self, body: bytes) -> list[Place]:
         """Answers (segment, on SSD, bytes) for each key, None where it is not there."""
         found = self.directory.get(calls.decode(body, calls.Keys).keys, self._now_s())
         self.metrics.called("batch_get_replica_list", items=len(found), failed_items=found.count(None))
-        return [
-            None if one is None else (one.segment, one.tier.value == "ssd", one.size_bytes) for one in found
-        ]
+        return _places(found)
+
+    def _lookup(self, body: bytes) -> list[Place]:
+        """Answers as `get`; no bytes are read for it."""
+        found = self.directory.lookup(calls.decode(body, calls.Keys).keys, self._now_s())
+        self.metrics.called("batch_get_replica_list", items=len(found), failed_items=found.count(None))
+        return _places(found)
+
+    def _lookup_one(self, body: bytes) -> list[Place]:
+        found = self.directory.lookup(calls.decode(body, calls.Keys).keys[:1], self._now_s())
+        self.metrics.called("get_replica_list", failed_items=found.count(None))
+        return _places(found)
+
+    def _promotions(self, body: bytes) -> list[tuple[str, int]]:
+        """Answers (key, bytes) of what the asking node is to carry."""
+        taken = self.directory.take_promotions(calls.decode(body, calls.Heartbeat).client_id)
+        return [(stored.key, stored.size_bytes) for stored in taken]
+
+    def _promoted(self, body: bytes) -> list[bool]:
+        done = calls.decode(body, calls.Promoted)
+        return self.directory.end_promotions(done.client_id, done.keys, self._now_s())
 
     def _remove(self, body: bytes) -> list[bool]:
         self.metrics.called("remove")
@@ -139,3 +163,7 @@ class Master:
     def _remove_all(self, body: bytes) -> int:
         self.metrics.called("remove_all")
         return self.directory.remove_all()
+
+
+def _places(found: Sequence[Location | None]) -> list[Place]:
+    return [None if one is None else (one.segment, one.tier is Tier.SSD, one.size_bytes) for one in found]

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from math import inf
 
 from mooncake_simulator.store.directory import Directory
+from mooncake_simulator.store.objects import Counts
 
 CONTENT_TYPE = "text/plain; version=0.0.4"
 
@@ -45,6 +46,17 @@ BATCH_CALLS = (
     "batch_put_start",
     "batch_put_end",
     "batch_put_revoke",
+)
+_CANDIDATES = tuple(
+    f"candidate_{name}"
+    for name in (
+        "recorded",
+        "admitted",
+        "admission_rejected",
+        "expired_evaluated",
+        "expired_unevaluated",
+        "dropped_limit",
+    )
 )
 _SIZE_BUCKETS = (4096, 65536, 262144, 1048576, 4194304, 16777216, 67108864)
 
@@ -137,14 +149,25 @@ class MasterMetrics:
         yield one("master_evicted_key_count", "counter", counts.evicted_keys)
         yield one("master_evicted_size_bytes", "counter", counts.evicted_bytes)
         yield one("master_put_start_discard_cnt", "counter", counts.discarded_puts)
-        yield one("master_promotion_in_flight", "gauge", 0)
-        yield one("master_promotion_admitted_total", "counter", counts.promotions)
-        yield one("master_promotion_completed_total", "counter", counts.promotions)
-        yield one("master_promotion_completed_bytes_total", "counter", counts.promoted_bytes)
-        yield one("master_promotion_rejected_watermark_total", "counter", counts.promotions_rejected)
+        yield one("master_promotion_in_flight", "gauge", directory.promotions.in_flight)
+        for name, value in _promotion_counters(counts):
+            yield one(f"master_promotion_{name}_total", "counter", value)
         yield one("ha_oplog_standby_lag", "gauge", 0)
         yield one("ha_oplog_pending_entries", "gauge", 0)
         yield one("ha_standby_state", "gauge", 0)
+
+
+def _promotion_counters(counts: Counts) -> Iterator[tuple[str, int]]:
+    yield "admitted", counts.promotions_admitted
+    yield "completed", counts.promotions_completed
+    yield "completed_bytes", counts.promoted_bytes
+    yield "failed", counts.promotions_failed
+    yield "cancelled", counts.promotions_cancelled
+    yield "rejected_frequency", counts.promotions_too_early
+    yield "rejected_watermark", counts.promotions_rejected
+    # Nothing expires, no queue is full and nothing refused is tried again here: see ADR 33.
+    for name in ("expired", "rejected_cap", *_CANDIDATES):
+        yield name, 0
 
 
 def _size_samples(sizes: Counter[int]) -> list[tuple[str, float]]:

@@ -37,6 +37,10 @@ class Segment:
     ssd_used_bytes: int = 0
     status: SegmentStatus = SegmentStatus.OK
 
+    def has_room(self, size_bytes: int) -> bool:
+        """Whether an object fits into its DRAM."""
+        return self.used_bytes + size_bytes <= self.capacity_bytes
+
 
 @dataclass(slots=True)
 class StoredObject:
@@ -76,9 +80,17 @@ class Counts:
     evicted_keys: int = 0
     evicted_bytes: int = 0
     demoted_keys: int = 0
-    promotions: int = 0
+    promotions_admitted: int = 0
+    promotions_completed: int = 0
     promoted_bytes: int = 0
+    promotions_too_early: int = 0
+    """Lookups of keys on SSD that had been looked up too seldom."""
     promotions_rejected: int = 0
+    """Above the watermark."""
+    promotions_failed: int = 0
+    """No room when the node fetched them, or never told of."""
+    promotions_cancelled: int = 0
+    """The object left, or something else brought it, before it had come."""
     memory_hits: int = 0
     ssd_hits: int = 0
     memory_hit_bytes: int = 0

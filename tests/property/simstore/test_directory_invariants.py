@@ -6,6 +6,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from mooncake_simulator.store.directory import Directory
 from mooncake_simulator.store.objects import Location, Segment, Tier
+from mooncake_simulator.store.promotions import PromotionRules
 
 KEYS = st.sampled_from([f"k{number}" for number in range(12)])
 NAMES = st.sampled_from(["n0", "n1", "n2"])
@@ -14,7 +15,8 @@ NAMES = st.sampled_from(["n0", "n1", "n2"])
 class DirectoryMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
-        self.directory = Directory(lease_s=3, client_ttl_s=10, eviction_ratio=0.1)
+        rules = PromotionRules(on_hit=True, admission_threshold=2, max_per_heartbeat=3)
+        self.directory = Directory(lease_s=3, client_ttl_s=10, eviction_ratio=0.1, promotion=rules)
         self.now_s = 0.0
 
     @rule(name=NAMES, capacity=st.integers(10, 60), ssd=st.sampled_from([0, 15, 80]))
@@ -52,6 +54,23 @@ class DirectoryMachine(RuleBasedStateMachine):
         if found[0] is not None:
             assert found[0].segment in self.directory.segments
 
+    @rule(keys=st.lists(KEYS, max_size=8))
+    def look_up(self, keys: list[str]) -> None:
+        places = self.directory.lookup(keys, self.now_s)
+        assert [place is not None for place in places] == self.directory.exists(keys, self.now_s)
+
+    @rule(name=NAMES)
+    def fetch_promotions(self, name: str) -> None:
+        taken = self.directory.take_promotions(f"client-{name}")
+        assert len(taken) <= 3
+        assert all(stored.tier is Tier.SSD and stored.segment == name for stored in taken)
+
+    @rule(name=NAMES, keys=st.lists(KEYS, max_size=4))
+    def end_promotions(self, name: str, keys: list[str]) -> None:
+        before = self.directory.counts.promotions_completed
+        arrived = self.directory.end_promotions(f"client-{name}", keys, self.now_s)
+        assert self.directory.counts.promotions_completed - before == arrived.count(True)
+
     @rule(key=KEYS, name=NAMES)
     def move(self, key: str, name: str) -> None:
         self.directory.move(key, [name])
@@ -68,10 +87,22 @@ class DirectoryMachine(RuleBasedStateMachine):
     def no_segment_holds_more_than_it_has_and_its_counts_are_those_of_its_objects(self) -> None:
         for segment in self.directory.segments.values():
             held = self.directory.objects_in(segment.name)
-            assert segment.used_bytes == sum(o.size_bytes for o in held if o.tier is Tier.DRAM)
+            set_aside = self.directory.promotions.carried_bytes(segment.name)
+            in_memory = sum(o.size_bytes for o in held if o.tier is Tier.DRAM)
+            assert segment.used_bytes == in_memory + set_aside
             assert segment.ssd_used_bytes == sum(o.size_bytes for o in held if o.tier is Tier.SSD)
             assert segment.used_bytes <= segment.capacity_bytes
             assert segment.ssd_used_bytes <= segment.ssd_capacity_bytes
+
+    @invariant()
+    def what_is_on_its_way_is_there_and_on_ssd_and_every_promotion_ends_in_one_way(self) -> None:
+        directory, counts = self.directory, self.directory.counts
+        for segment in directory.segments:
+            on_ssd = {o.key: o for o in directory.objects_in(segment) if o.tier is Tier.SSD}
+            carried = [stored for stored in on_ssd.values() if directory.promotions.is_carried(stored)]
+            assert sum(o.size_bytes for o in carried) == directory.promotions.carried_bytes(segment)
+        ended = counts.promotions_completed + counts.promotions_failed + counts.promotions_cancelled
+        assert counts.promotions_admitted == ended + directory.promotions.in_flight
 
     @invariant()
     def every_object_lies_in_a_mounted_segment(self) -> None:
