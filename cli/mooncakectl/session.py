@@ -11,7 +11,7 @@ from pathlib import Path
 from mooncakectl.console import say
 from mooncakectl.local import Folders, LocalRuntime
 from mooncakectl.local.cluster import Definition, LocalCluster, plan_local, stop_wave
-from mooncakectl.local.ports import held_port
+from mooncakectl.local.ports import PortBlocks, held_port
 from mooncakectl.local.supervision import EventSink
 
 DEFAULT_PORT = 8000
@@ -44,19 +44,21 @@ async def started(
     Raises:
         LocalRuntimeError: the cluster is up already, or cannot run on this machine.
     """
-    async with LocalRuntime(Folders.of(definition.name), on_event=on_event) as runtime:
-        if runtime.leftovers_ended:
-            say(f"ended {runtime.leftovers_ended} processes that a killed mooncakectl had left running")
-        with held_port(DEFAULT_PORT) if port is None else held_port(port, tries=1) as serving_port:
-            if port is None and serving_port != DEFAULT_PORT:
-                say(
-                    f"port {DEFAULT_PORT} is taken: clients reach the cluster on {serving_port} "
-                    "(--port chooses another one)"
-                )
-            cluster = plan_local(definition, serving_port=serving_port, secrets_dir=secrets_dir)
-            runtime.start(cluster.world)
-            runtime.announce(endpoint=cluster.endpoint, admin_urls=cluster.admin_urls)
-            yield Session(cluster, runtime)
+    # Around the runtime, so that ports are let go of when nothing of it runs any more.
+    with PortBlocks(definition.name) as blocks:
+        async with LocalRuntime(Folders.of(definition.name), on_event=on_event) as runtime:
+            if runtime.leftovers_ended:
+                say(f"ended {runtime.leftovers_ended} processes that a killed mooncakectl had left running")
+            with held_port(DEFAULT_PORT) if port is None else held_port(port, tries=1) as serving_port:
+                if port is None and serving_port != DEFAULT_PORT:
+                    say(
+                        f"port {DEFAULT_PORT} is taken: clients reach the cluster on {serving_port} "
+                        "(--port chooses another one)"
+                    )
+                cluster = plan_local(definition, blocks, serving_port=serving_port, secrets_dir=secrets_dir)
+                runtime.start(cluster.world)
+                runtime.announce(endpoint=cluster.endpoint, admin_urls=cluster.admin_urls)
+                yield Session(cluster, runtime)
 
 
 async def first_of(*tasks: asyncio.Task[None]) -> None:

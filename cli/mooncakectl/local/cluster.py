@@ -84,19 +84,21 @@ def read_definition(file: Path) -> Definition:
     return Definition(clusters[0], pools, plain)
 
 
-def plan_local(definition: Definition, *, serving_port: int, secrets_dir: Path | None = None) -> LocalCluster:
+def plan_local(
+    definition: Definition, blocks: PortBlocks, *, serving_port: int, secrets_dir: Path | None = None
+) -> LocalCluster:
     """Give every Pod its ports and render the world.
 
     Args:
         definition: the cluster.
-        serving_port: where clients reach it; must be free.
+        blocks: gives the ports of its Pods.
+        serving_port: where clients reach it; must be held, so that no block has it.
         secrets_dir: Secrets that the manifest file does not hold.
 
     Raises:
         LocalRuntimeError: there are no ports, a Secret cannot be read, or the pools contradict the cluster.
     """
     cluster, pools = definition.cluster, definition.pools
-    blocks = PortBlocks(definition.name, reserved=[serving_port])
     try:
         names = LocalNames(
             {pod: blocks.base(pod) for pod in pod_names(cluster, pools=pools)}, serving=serving_port

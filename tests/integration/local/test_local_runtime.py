@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 
 from mooncake_testing.pods import WEB_SERVER, pod, python, short_folders
+from mooncake_testing.ports import free_port
 from mooncake_testing.waiting import until
 from mooncakectl.local import Folders, LocalRuntime, LocalRuntimeError, World
-from mooncakectl.local.ports import PortBlocks
 from mooncakectl.local.procfs import is_running, read_stat
 
 SLEEP = "import time; print('here', flush=True); time.sleep(600)"
@@ -31,7 +31,7 @@ def folders() -> Iterator[Folders]:
 
 @pytest.fixture
 def port() -> int:
-    return PortBlocks(f"test-{os.getpid()}").base("web")
+    return free_port()
 
 
 def member(name: str, instance: str, *containers: dict[str, Any], **spec: Any) -> dict[str, Any]:

@@ -8,8 +8,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -61,21 +61,34 @@ def ask(*arguments: str) -> Any:
 
 
 @contextmanager
-def up(manifest: Path) -> Iterator[tuple[subprocess.Popen[str], dict[str, Any]]]:
-    """`mooncakectl up`, ready; whatever the test does, nothing of it is left."""
+def starting(manifest: Path) -> Iterator[tuple[subprocess.Popen[str], Callable[[], dict[str, Any]]]]:
+    """`mooncakectl up`, and what waits until it is ready; whatever the test does, nothing of it is left."""
     arguments = command("up", "-f", str(manifest), "--json", "--port", str(free_port()))
-    errors = manifest.with_name("up.err").open("w+")
+    errors = manifest.with_suffix(".err").open("w+")
     with errors, subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=errors, text=True) as program:
         assert program.stdout is not None
-        try:
+        told = program.stdout
+
+        def ready() -> dict[str, Any]:
             document = ""
             while not document.endswith("}\n"):
-                line = program.stdout.readline()
+                line = told.readline()
                 assert line, errors.seek(0) or errors.read()
                 document += line
-            yield program, json.loads(document)
+            addresses: dict[str, Any] = json.loads(document)
+            return addresses
+
+        try:
+            yield program, ready
         finally:
             program.kill()
+
+
+@contextmanager
+def up(manifest: Path) -> Iterator[tuple[subprocess.Popen[str], dict[str, Any]]]:
+    """`mooncakectl up`, ready."""
+    with starting(manifest) as (program, ready):
+        yield program, ready()
 
 
 def recorded_processes(state: Path) -> list[int]:
@@ -83,19 +96,20 @@ def recorded_processes(state: Path) -> list[int]:
     return [process["identity"]["pid"] for process in record["processes"]]
 
 
-def listeners(pids: list[int]) -> list[str]:
-    """Addresses, as `/proc/net/tcp` has them, at which these processes wait for TCP connections."""
+def listeners(pids: list[int]) -> set[tuple[str, int]]:
+    """Addresses, as `/proc/net/tcp` has them, and ports at which these processes wait for TCP connections."""
     owned: set[str] = set()
     for pid in pids:
         for descriptor in os.listdir(f"/proc/{pid}/fd"):
             with suppress(OSError):
                 owned.add(os.readlink(f"/proc/{pid}/fd/{descriptor}"))
-    found = []
+    found = set()
     for table in ("tcp", "tcp6"):
         for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
             fields = line.split()
             if fields[3] == "0A" and f"socket:[{fields[9]}]" in owned:
-                found.append(fields[1].partition(":")[0])
+                address, _, port = fields[1].partition(":")
+                found.add((address, int(port, 16)))
     return found
 
 
@@ -116,9 +130,9 @@ def test_up_serves_is_watched_explains_itself_and_drains_on_ctrl_c(manifest: Pat
         assert answer.status_code == 200
         assert answer.json()["usage"]["completion_tokens"] == 8
 
-        addressed = listeners(recorded_processes(tmp_path / "state"))
-        assert len(addressed) >= 10
-        assert set(addressed) == {"0100007F"}, "127.0.0.1, and nothing else"
+        listening = listeners(recorded_processes(tmp_path / "state"))
+        assert len(listening) >= 10
+        assert {address for address, _ in listening} == {"0100007F"}, "127.0.0.1, and nothing else"
 
         told = ask("status", "--json")
         roles = {item["role"] for item in told["instances"]}
@@ -183,6 +197,27 @@ def test_after_kill_9_a_second_up_serves_and_ctrl_c_twice_ends_it_at_once(
             assert not stream_over_interrupts(again, addresses["endpoint"], 2)
             assert again.wait(60) == 0
             assert all_gone(second)
+
+
+def test_two_clusters_of_one_name_that_start_at_once_are_both_served_on_ports_of_their_own(
+    manifest: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    another = manifest.with_stem("another")
+    another.write_text(MANIFEST)
+    with ExitStack() as both:
+        first, its_addresses = both.enter_context(starting(manifest))
+        monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state-of-another"))
+        second, others_addresses = both.enter_context(starting(another))
+        for addresses in (its_addresses(), others_addresses()):
+            body = {"model": "tiny", "prompt": [1] * 600, "max_tokens": 2}
+            url = f"{addresses['endpoint']}/v1/completions"
+            assert httpx.post(url, json=body, timeout=30, trust_env=False).status_code == 200
+        processes = [recorded_processes(tmp_path / state) for state in ("state", "state-of-another")]
+        assert not listeners(processes[0]) & listeners(processes[1])
+        for program in (first, second):
+            program.send_signal(signal.SIGINT)
+        assert (first.wait(60), second.wait(60)) == (0, 0)
+        assert all_gone([*processes[0], *processes[1]])
 
 
 def test_when_nobody_reads_any_more_it_ends_and_nothing_is_left(manifest: Path, tmp_path: Path) -> None:

@@ -1,7 +1,10 @@
 from __future__ import annotations
 
+import os
 import socket
+import subprocess
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -185,21 +188,73 @@ def test_secrets_can_be_given_as_a_folder(tmp_path: Path) -> None:
         World.of([], secrets_dir=tmp_path / "absent")
 
 
+# Others may run these tests at the same time.
+KIMI = f"kimi-{os.getpid()}"
+
+
 def test_pods_keep_their_ports_and_never_share_them() -> None:
-    names = [f"kimi-prefill-p-{n}" for n in range(200)]
-    blocks, again = (PortBlocks("kimi", is_free=lambda port: True) for _ in range(2))
-    bases = [blocks.base(name) for name in names]
-    assert bases == [blocks.base(name) for name in names]
-    assert bases == [again.base(name) for name in names]
-    assert len(set(bases)) == len(bases)
-    assert all(base % BLOCK_PORTS == 0 and 20_000 <= base < 32_768 for base in bases)
+    names = [f"kimi-prefill-p-{n}" for n in range(40)]
+    with PortBlocks(KIMI, is_free=lambda port: True) as blocks:
+        bases = [blocks.base(name) for name in names]
+        assert bases == [blocks.base(name) for name in names]
+        assert len(set(bases)) == len(bases)
+        assert all(base % BLOCK_PORTS == 0 and 20_000 <= base < 32_768 for base in bases)
+        with PortBlocks(KIMI, is_free=lambda port: True) as others:
+            assert not set(bases) & {others.base(name) for name in names}
+    with PortBlocks(KIMI, is_free=lambda port: True) as again:
+        assert bases == [again.base(name) for name in names]
+
+
+HOLD = """
+import sys
+from mooncakectl.local.ports import PortBlocks
+with PortBlocks(sys.argv[1]) as blocks:
+    print(*[blocks.base(f"kimi-decode-d-{n}") for n in range(40)], flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_two_that_start_at_once_share_no_block_and_one_killed_gets_the_same_again() -> None:
+    command = [sys.executable, "-c", HOLD, KIMI]
+
+    def bases(process: subprocess.Popen[str]) -> list[int]:
+        assert process.stdout is not None
+        return [int(base) for base in process.stdout.readline().split()]
+
+    with ExitStack() as started:
+
+        def start() -> subprocess.Popen[str]:
+            pipes = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+            started.callback(pipes.kill)
+            return started.enter_context(pipes)
+
+        first, second = start(), start()
+        firsts, seconds = bases(first), bases(second)
+        assert len({*firsts, *seconds}) == 80
+        first.kill()
+        first.wait()
+        assert bases(start()) == firsts
 
 
 def test_a_block_with_a_taken_port_is_passed_over() -> None:
-    usual = PortBlocks("kimi", is_free=lambda port: True).base("a")
-    assert PortBlocks("kimi", is_free=lambda port: port != usual + 7).base("a") != usual
-    with pytest.raises(LocalRuntimeError, match="no 10 free ports in a row"):
-        PortBlocks("kimi", is_free=lambda port: port % 10 != 3).base("a")
+    with PortBlocks(KIMI, is_free=lambda port: True) as blocks:
+        usual = blocks.base("a")
+    with PortBlocks(KIMI, is_free=lambda port: port != usual + 7) as blocks:
+        assert blocks.base("a") != usual
+    with (
+        PortBlocks(KIMI, is_free=lambda port: port % 10 != 3) as blocks,
+        pytest.raises(LocalRuntimeError, match="no 10 free ports in a row between 20000 and 31999"),
+    ):
+        blocks.base("a")
+
+
+def test_a_serving_port_within_the_range_of_blocks_and_a_block_exclude_each_other() -> None:
+    with PortBlocks(KIMI) as blocks:
+        base = blocks.base("a")
+        with pytest.raises(LocalRuntimeError, match="is taken"), held_port(base + 5, tries=1):
+            pass
+    with held_port(base + 5, tries=1), held_port(base + 6, tries=1), PortBlocks(KIMI) as blocks:
+        assert blocks.base("a") != base
 
 
 def test_the_serving_port_is_the_wanted_one_or_the_next_free() -> None:
