@@ -26,6 +26,7 @@ from mooncake_core.index import RedisIndex, Source, Stored, Tier
 from mooncake_core.registry import Instance, Role
 from mooncake_core.registry.redis import RedisRegistry
 from mooncake_core.resp import RespClient
+from mooncake_testing.ports import free_port
 
 PEER = "ai-dynamo-runtime==1.6.1"
 ENVIRONMENT = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "mooncake" / "bench-dynamo"
@@ -85,13 +86,6 @@ class RawClient:
     def close(self) -> None:
         self._file.close()
         self._socket.close()
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def events_of(tokens: list[int]) -> list[bytes]:

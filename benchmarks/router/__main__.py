@@ -28,6 +28,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "lib"))
 
 import load
 from floor import STEPS
+from mooncake_testing.ports import free_ports
 from mooncake_testing.toy_model import write_toy_model
 from mooncakectl.local.programs import find_redis_server
 from routers import (
@@ -37,7 +38,6 @@ from routers import (
     cpu_of,
     ensure_vllm_router,
     floor,
-    free_ports,
     ours,
     vllm_router,
     wait_listening,
@@ -67,7 +67,7 @@ class Bench:
     ) -> tuple[float, float]:  # fmt: skip
         """CPU microseconds a request of one router process, and of Redis; start and warm-up do not count."""
         count = count or self.requests
-        port = free_ports(2)[0]
+        port = free_ports(2)
         made = load.requests(
             count + self.warm_up, body_bytes=BODY_BYTES, stream=stream_tokens > 0,
             max_tokens=stream_tokens or 1, seed=count, text=text,
@@ -133,7 +133,8 @@ def show(figures: dict[str, dict[str, float]], ratios: dict[str, float], extra: 
 async def main(arguments: argparse.Namespace) -> int:
     """Run everything; exit code 1 when a peer is missing."""
     with ExitStack() as stack:
-        *engine_ports, redis_port = free_ports(5)
+        first_port = free_ports(5)
+        *engine_ports, redis_port = range(first_port, first_port + 5)
         engine = subprocess.Popen(
             [sys.executable, str(Path(__file__).parent / "fake_engine.py"), *map(str, engine_ports)],
             stdout=subprocess.PIPE,

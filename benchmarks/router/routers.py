@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import json
 import os
-import random
 import shutil
 import signal
 import socket
@@ -34,22 +32,6 @@ VLLM_ROUTER = "vllm-router==0.1.17"
 VLLM_ROUTER_NEEDS = ["setproctitle", "aiohttp", "orjson", "uvicorn", "fastapi", "requests"]
 BLOCK_SIZE_TOKENS = 16
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports that were free a moment ago, below the range that the kernel gives to clients."""
-    found: list[int] = []
-    for port in itertools.count(random.SystemRandom().randrange(14000, 28000)):
-        with socket.socket() as probe:
-            try:
-                probe.bind(("127.0.0.1", port))
-            except OSError:
-                found.clear()
-                continue
-        found.append(port)
-        if len(found) == count:
-            return found
-    raise AssertionError("itertools.count does not end")
 
 
 def wait_listening(port: int, seconds: float = 10) -> None:

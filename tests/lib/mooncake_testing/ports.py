@@ -8,12 +8,15 @@ process of the tests: long enough for what was meant to listen there to do so.
 
 from __future__ import annotations
 
+import errno
 import random
+import resource
 import socket
 from collections import deque
 
 _LOWEST, _HIGHEST = 10_000, 20_000
-_MOST_CLAIMS = 2_000
+# Where a process may have 1 024 files open, the tests' own need some too.
+_MOST_CLAIMS = min(2_000, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2)
 _claims: deque[socket.socket] = deque()
 
 
@@ -46,7 +49,9 @@ def _claim(port: int) -> socket.socket | None:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind(("", port))
             probe.listen(1)
-    except OSError:
+    except OSError as error:
         claim.close()
+        if error.errno != errno.EADDRINUSE:
+            raise
         return None
     return claim

@@ -13,6 +13,9 @@ from mooncake_testing.ports import free_port, free_ports
 
 WITH_THESE = os.environ | {"PYTHONPATH": str(Path(mooncake_testing.__file__).parents[1])}
 TAKE = """
+import resource
+# What most machines have.
+resource.setrlimit(resource.RLIMIT_NOFILE, (1024, 1024))
 from mooncake_testing.ports import free_port
 print(*[free_port() for _ in range(300)], flush=True)
 input()
@@ -43,3 +46,10 @@ def test_neighbours_are_all_free_to_listen_on_and_none_on_which_somebody_listens
     finally:
         for server in servers:
             server.close()
+
+
+def test_so_many_ports_are_given_as_are_asked_for_whatever_number_of_files_may_be_open() -> None:
+    many = TAKE.replace("300", "1500").replace("input()", "")
+    done = subprocess.run([sys.executable, "-c", many], stdout=subprocess.PIPE, env=WITH_THESE, timeout=60)
+    assert done.returncode == 0
+    assert len(done.stdout.split()) == 1500
