@@ -15,6 +15,7 @@ import structlog
 import uvloop
 
 from mooncake_core.collector import freeze_what_lives
+from mooncake_core.standard_streams import lose_what_cannot_be_written
 from mooncake_operator.control.backoff import Backoff
 from mooncake_operator.control.cluster import ClusterReconciler
 from mooncake_operator.control.contract import Key
@@ -193,4 +194,5 @@ def main() -> int:
 
 
 if __name__ == "__main__":
+    lose_what_cannot_be_written()
     sys.exit(main())

@@ -12,6 +12,7 @@ import sys
 
 import structlog
 
+from mooncake_core.standard_streams import lose_what_cannot_be_written
 from mooncake_operator.control.finalizers import free_pools
 from mooncake_operator.control.leadership import Leadership, LeaseTerms
 from mooncake_operator.kube.client import Client
@@ -98,4 +99,5 @@ def main() -> int:
 
 
 if __name__ == "__main__":
+    lose_what_cannot_be_written()
     sys.exit(main())

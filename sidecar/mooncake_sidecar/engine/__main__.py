@@ -20,6 +20,7 @@ from mooncake_core.config import SidecarConfig
 from mooncake_core.config.base import ConfigError
 from mooncake_core.ending import then_exit
 from mooncake_core.registry.memory import HEARTBEAT_TTL_S
+from mooncake_core.standard_streams import lose_what_cannot_be_written
 from mooncake_sidecar.engine.connections import callers
 from mooncake_sidecar.engine.drain import drain
 from mooncake_sidecar.engine.engine_probe import EngineProbe, Health
@@ -174,4 +175,5 @@ def _configure_log(config: SidecarConfig) -> None:
 
 
 if __name__ == "__main__":
+    lose_what_cannot_be_written()
     sys.exit(main())

@@ -15,6 +15,7 @@ from typing import Any
 
 import uvloop
 
+from mooncake_core.standard_streams import lose_what_cannot_be_written
 from mooncake_simulator.engine.app import App
 from mooncake_simulator.engine.assembly import build
 from mooncake_simulator.engine.core import Engine
@@ -122,4 +123,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    lose_what_cannot_be_written()
     main()

@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable
 import uvloop
 
 from mooncake_core.profiles import PROFILES
+from mooncake_core.standard_streams import lose_what_cannot_be_written
 from mooncake_simulator.store.directory import Directory
 from mooncake_simulator.store.master import Master
 from mooncake_simulator.store.node import Node
@@ -127,4 +128,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    lose_what_cannot_be_written()
     main()

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 
@@ -35,10 +36,21 @@ def test_what_the_work_raises_is_seen() -> None:
     assert "the port is taken" in ran.stderr
 
 
-@pytest.mark.parametrize("room", ["mooncake_scheduler", "mooncake_sidecar.engine"])
-def test_who_cannot_be_set_up_says_so_and_ends_with_2(room: str) -> None:
-    arguments = ["--config", "/nowhere"] if room == "mooncake_scheduler" else []
-    ran = subprocess.run([sys.executable, "-m", room, *arguments], capture_output=True, text=True, timeout=60)
+WRONGLY_SET_UP = {
+    "mooncake_scheduler": (["--config", "/nowhere"], {}),
+    "mooncake_sidecar.engine": ([], {}),
+    "mooncake_operator": ([], {"MOONCAKE_OPERATOR_METRICS_PORT": "none"}),
+}
+
+
+@pytest.mark.parametrize("room", WRONGLY_SET_UP)
+def test_who_cannot_be_set_up_says_so_and_ends_with_2_even_where_it_cannot_be_said(room: str) -> None:
+    arguments, environ = WRONGLY_SET_UP[room]
+    command, env = [sys.executable, "-m", room, *arguments], {**os.environ, **environ}
+    ran = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60)
 
     assert ran.returncode == 2
-    assert room.split(".")[0] in ran.stderr
+    assert room.split(".")[0].replace("_", "-") in ran.stderr.replace("_", "-")
+
+    with open("/dev/full", "wb") as full:
+        assert subprocess.run(command, env=env, stdout=full, stderr=full, timeout=60).returncode == 2
