@@ -149,7 +149,6 @@ class Cluster:
         machine.prepare(layout, options.hugepages_2mi)
         network.create(layout)
         certificates.create(layout)
-        kubeconfig.write(layout, layout.kubeconfig, "admin", f"https://127.0.0.1:{_free_port()}")
         arguments = Arguments(options.arguments)
         etcd = shutil.which("etcd")
         if etcd is None:
@@ -205,24 +204,18 @@ class Cluster:
         wait("the default service account exists", 30, "get", "serviceaccount", "default", "-n", "default")
 
     def _spawn_relay(self) -> processes.Spawned:
-        port = self._kubeconfig_server().rpartition(":")[2]
-        route = f"{port}:{self.layout.node_ip}:{self.layout.apiserver_port}"
-        command = [
-            "env",
-            f"PYTHONPATH={ROOT}",
-            sys.executable,
-            "-m",
-            "e2e.cluster.relay",
-            self.layout.name,
-            route,
-        ]
-        return processes.spawn(self.layout, "relay", command, on_host=True)
+        """Start the relay, and say in the kubeconfig where it is.
 
-    def _kubeconfig_server(self) -> str:
-        line = next(
-            line for line in self.kubeconfig.read_text().splitlines() if line.strip().startswith("server:")
-        )
-        return line.split()[1]
+        It inherits its socket, which listens: so nobody else gets the port before it is served.
+        """
+        layout = self.layout
+        with socket.create_server(("127.0.0.1", 0), backlog=512) as listener:
+            port, descriptor = listener.getsockname()[1], listener.fileno()
+            kubeconfig.write(layout, layout.kubeconfig, "admin", f"https://127.0.0.1:{port}")
+            route = f"{descriptor}:{layout.node_ip}:{layout.apiserver_port}"
+            module = [sys.executable, "-m", "e2e.cluster.relay", layout.name, route]
+            command = ["env", f"PYTHONPATH={ROOT}", *module]
+            return processes.spawn(layout, "relay", command, on_host=True, inherited=[descriptor])
 
     def _kubectl(self, *arguments: str, stdin: str | None = None) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
@@ -255,10 +248,3 @@ class Cluster:
                     f"another process is starting or stopping cluster {self.layout.name}"
                 ) from None
             yield
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port

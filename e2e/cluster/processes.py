@@ -15,7 +15,14 @@ from e2e.cluster.layout import Layout
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
-def spawn(layout: Layout, name: str, command: Sequence[str | Path], *, on_host: bool = False) -> "Spawned":
+def spawn(
+    layout: Layout,
+    name: str,
+    command: Sequence[str | Path],
+    *,
+    on_host: bool = False,
+    inherited: Sequence[int] = (),
+) -> "Spawned":
     """Start a process of the cluster; its output goes to ``logs/<name>.log``.
 
     Args:
@@ -23,6 +30,7 @@ def spawn(layout: Layout, name: str, command: Sequence[str | Path], *, on_host: 
         name: of the log, for messages.
         command: what to run.
         on_host: run in the host's network instead of the cluster's.
+        inherited: descriptors that it gets, under the same numbers.
     """
     layout.logs.mkdir(parents=True, exist_ok=True)
     words = [str(word) for word in command]
@@ -37,6 +45,7 @@ def spawn(layout: Layout, name: str, command: Sequence[str | Path], *, on_host: 
             stdout=log,
             stderr=subprocess.STDOUT,
             start_new_session=True,
+            pass_fds=inherited,
         )
     process.returncode = 0  # it is meant to outlive this process, and not to be reported as forgotten
     return Spawned(layout, name, process.pid)

@@ -1,8 +1,8 @@
 """Reaches into a cluster's network from the host's loopback.
 
-``python -m e2e.cluster.relay CLUSTER PORT:ADDRESS:PORT…`` listens on 127.0.0.1 and connects inside. So
-kubectl, the tests and an operator started by hand need not enter the network namespace, and no device of
-the host leads there.
+``python -m e2e.cluster.relay CLUSTER DESCRIPTOR:ADDRESS:PORT…`` serves listening sockets that it inherits and
+connects inside. So kubectl, the tests and an operator started by hand need not enter the network namespace,
+and no device of the host leads there.
 """
 
 import asyncio
@@ -77,12 +77,8 @@ async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
 async def _main(cluster: str, routes: list[str]) -> None:
     layout = Layout(cluster)
     for route in routes:
-        local, address, port = route.rsplit(":", 2)
-        listener = socket.socket()
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(("127.0.0.1", int(local)))
-        listener.listen(512)
-        await serve(layout, listener, address, int(port))
+        descriptor, address, port = route.rsplit(":", 2)
+        await serve(layout, socket.socket(fileno=int(descriptor)), address, int(port))
     ended = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, ended.set)
