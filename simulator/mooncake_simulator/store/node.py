@@ -16,6 +16,10 @@ from mooncake_simulator.store import calls
 LOG = logging.getLogger(__name__)
 
 HEARTBEAT_S = 1.0
+PROMOTIONS_EVERY_S = 1.0
+"""Model seconds between two times that a node asks what to bring from its SSD."""
+_LEAST_PAUSE_S = 0.2
+"""Wall seconds: asking more often would cost more than it tells, however fast model time runs."""
 PROMOTED_TOGETHER = 16
 """Objects that one call to the master tells of: with one call each, calls would take longer than the SSD."""
 
@@ -43,8 +47,8 @@ class Node:
         self._ssd = SharedLink(profile.ssd_bytes_per_s, clock.now_s, time_scale)
         self._data = HttpServer(self._serve_data)
         self._http = HttpServer(self._serve_http)
-        self._keeper: asyncio.Task[None] | None = None
-        self._promoter: asyncio.Task[None] | None = None
+        self._promotions_every_s = max(_LEAST_PAUSE_S, PROMOTIONS_EVERY_S / time_scale)
+        self._tasks: list[asyncio.Task[None]] = []
         self._carried_bytes = 0
 
     async def start(self, host: str, port: int, http_port: int, advertised_host: str) -> tuple[int, int]:
@@ -55,14 +59,16 @@ class Node:
         """
         ports = (await self._data.start(host, port), await self._http.start(host, http_port))
         self.name = f"{advertised_host}:{ports[0]}"
-        self._keeper = asyncio.get_running_loop().create_task(self._keep_mounted())
+        self._tasks.append(asyncio.get_running_loop().create_task(self._keep_mounted()))
+        if self._ssd_capacity_bytes:
+            # Beside the heartbeat, which must not wait for an SSD: a node that is silent too long is lost.
+            self._tasks.append(asyncio.get_running_loop().create_task(self._keep_promoting()))
         return ports
 
     async def stop(self) -> None:
         """Unmount, if the master can be reached, and stop listening."""
-        for task in (self._keeper, self._promoter):
-            if task is not None:
-                task.cancel()
+        for task in self._tasks:
+            task.cancel()
         if self.mounted:
             try:
                 await self._master.call("/rpc/unmount", calls.Unmount(name=self.name))
@@ -80,27 +86,27 @@ class Node:
                     self.mounted = bool(await self._master.call("/rpc/heartbeat", beat))
                 if not self.mounted:
                     await self._mount()
-                self._begin_to_promote()
             except (CallError, OSError, TimeoutError) as error:
                 LOG.warning("master: %s", error or type(error).__name__)
             await asyncio.sleep(HEARTBEAT_S)
 
-    def _begin_to_promote(self) -> None:
-        # Beside the heartbeat, which must not wait for an SSD: a node that is silent for too long is lost.
-        if self._ssd_capacity_bytes and (self._promoter is None or self._promoter.done()):
-            self._promoter = asyncio.get_running_loop().create_task(self._promote())
+    async def _keep_promoting(self) -> None:
+        while True:
+            await asyncio.sleep(self._promotions_every_s)
+            try:
+                if self.mounted:
+                    await self._promote()
+            except (CallError, OSError, TimeoutError) as error:
+                LOG.warning("promotions given up: %s", error or type(error).__name__)
 
     async def _promote(self) -> None:
-        try:
-            wanted = await self._master.call("/rpc/promotions", calls.Heartbeat(client_id=self.client_id))
-            assert isinstance(wanted, list)
-            for first in range(0, len(wanted), PROMOTED_TOGETHER):
-                some = wanted[first : first + PROMOTED_TOGETHER]
-                await self._ssd.carry(sum(size for _, size in some))
-                told = calls.Promoted(client_id=self.client_id, keys=[key for key, _ in some])
-                await self._master.call("/rpc/promoted", told)
-        except (CallError, OSError, TimeoutError) as error:
-            LOG.warning("promotions given up: %s", error or type(error).__name__)
+        wanted = await self._master.call("/rpc/promotions", calls.Heartbeat(client_id=self.client_id))
+        assert isinstance(wanted, list)
+        for first in range(0, len(wanted), PROMOTED_TOGETHER):
+            some = wanted[first : first + PROMOTED_TOGETHER]
+            await self._ssd.carry(sum(size for _, size in some))
+            told = calls.Promoted(client_id=self.client_id, keys=[key for key, _ in some])
+            await self._master.call("/rpc/promoted", told)
 
     async def _mount(self) -> None:
         mount = calls.Mount(

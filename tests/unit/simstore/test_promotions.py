@@ -1,5 +1,8 @@
 """Lookups that bring objects from SSD to DRAM: what a master of Mooncake 0.3.13 did when it was tried."""
 
+import subprocess
+import sys
+
 from mooncake_simulator.store.directory import Directory
 from mooncake_simulator.store.objects import Location, Segment, SegmentStatus, Tier
 from mooncake_simulator.store.promotions import PromotionRules
@@ -193,3 +196,13 @@ def test_counts_are_never_too_low_and_are_halved_now_and_then() -> None:
 def test_a_hundred_keys_do_not_meet_in_every_row() -> None:
     counts = LookupCounts()
     assert {counts.count(f"key-{number}") for number in range(100)} == {1}
+
+
+def test_the_store_client_needs_no_more_than_msgspec_which_a_sidecar_has() -> None:
+    program = (
+        "import sys, msgspec; before = set(sys.modules);"
+        "import mooncake_simulator.store.client; print(*set(sys.modules) - before)"
+    )
+    run = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
+    roots = {name.partition(".")[0] for name in run.stdout.split()}
+    assert roots - sys.stdlib_module_names == {"mooncake_simulator"}
