@@ -163,7 +163,7 @@ class Directory:
             stored = self._hit(key, now_s)
             found.append(_location(stored))
             if stored is not None and stored.tier is Tier.SSD:
-                self._bring_back(stored)
+                self.promotions.read(stored, self.segments[stored.segment], self._high_watermark)
         return found
 
     def lookup(self, keys: Sequence[str], now_s: float) -> list[Location | None]:
@@ -271,17 +271,8 @@ class Directory:
         return [segment for segment in self.segments.values() if segment.client_id == client_id]
 
     def _hit(self, key: str, now_s: float) -> StoredObject | None:
-        self.counts.gets += 1
         stored = self._lease(key, now_s)
-        if stored is None:
-            return None
-        self.counts.valid_gets += 1
-        if stored.tier is Tier.SSD:
-            self.counts.ssd_hits += 1
-            self.counts.ssd_hit_bytes += stored.size_bytes
-        else:
-            self.counts.memory_hits += 1
-            self.counts.memory_hit_bytes += stored.size_bytes
+        self.counts.get(stored)
         return stored
 
     def _lease(self, key: str, now_s: float) -> StoredObject | None:
@@ -323,22 +314,6 @@ class Directory:
                 continue
             if not self.promotions.is_carried(old):
                 self._drop(old)
-
-    def _bring_back(self, stored: StoredObject) -> None:
-        segment = self.segments[stored.segment]
-        size = stored.size_bytes
-        if self.promotions.is_carried(stored):
-            return
-        if segment.used_bytes + size > self._high_watermark * segment.capacity_bytes:
-            self.counts.promotions_rejected += 1
-            return
-        self.promotions.cancel(stored, segment)
-        segment.used_bytes += size
-        segment.ssd_used_bytes -= size
-        stored.tier = Tier.DRAM
-        self.counts.promotions_admitted += 1
-        self.counts.promotions_completed += 1
-        self.counts.promoted_bytes += size
 
     def _return_space(self, stored: StoredObject) -> None:
         segment = self.segments[stored.segment]

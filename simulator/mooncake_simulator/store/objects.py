@@ -101,3 +101,16 @@ class Counts:
     discarded_puts: int = 0
     sizes: Counter[int] = field(default_factory=Counter)
     """Objects taken, by size: there are few sizes, and nobody may ever read the metrics."""
+
+    def get(self, found: StoredObject | None) -> None:
+        """Account for a key that was asked for to be read."""
+        self.gets += 1
+        if found is None:
+            return
+        self.valid_gets += 1
+        if found.tier is Tier.SSD:
+            self.ssd_hits += 1
+            self.ssd_hit_bytes += found.size_bytes
+        else:
+            self.memory_hits += 1
+            self.memory_hit_bytes += found.size_bytes

@@ -70,6 +70,19 @@ class Promotions:
             self._counts.promotions_admitted += stored.key not in waiting
             waiting[stored.key] = stored
 
+    def read(self, stored: StoredObject, segment: Segment, high_watermark: float) -> None:
+        """An engine reads an object from SSD: it has the bytes, and DRAM keeps them if they fit."""
+        size_bytes = stored.size_bytes
+        if self.is_carried(stored):
+            return
+        if segment.used_bytes + size_bytes > high_watermark * segment.capacity_bytes:
+            self._counts.promotions_rejected += 1
+            return
+        self.cancel(stored, segment)
+        self._counts.promotions_admitted += 1
+        segment.used_bytes += size_bytes
+        self._come(stored, segment)
+
     def take(self, segment: Segment) -> list[StoredObject]:
         """What the segment's node is to carry now, with room for it set aside.
 
@@ -112,11 +125,14 @@ class Promotions:
         stored = self._carried[segment.name].pop(key, None)
         if stored is None:
             return False
+        self._come(stored, segment)
+        return True
+
+    def _come(self, stored: StoredObject, segment: Segment) -> None:
         segment.ssd_used_bytes -= stored.size_bytes
         stored.tier = Tier.DRAM
         self._counts.promotions_completed += 1
         self._counts.promoted_bytes += stored.size_bytes
-        return True
 
     def _give_up(self, stored: StoredObject, segment: Segment) -> None:
         del self._carried[segment.name][stored.key]

@@ -101,6 +101,43 @@ def test_many_keys_are_looked_up_in_one_call_and_come_together(
     assert store.get_replica_desc("none") == []
 
 
+def test_an_engine_reads_from_dram_what_was_looked_up_before_its_turn_came(
+    simulated: Simulated, master: SimulatedProcess, store: MooncakeDistributedStore
+) -> None:
+    """A block is 5 MiB; there is room for nine below the watermark, and the first turn has six of twelve."""
+    simulated.node(master, "--ssd-size", "1GB", size="55MB")
+    connector = {"kv_connector": "MooncakeStoreConnector", "kv_role": "kv_both"}
+    environ = simulated.store_environ(master)
+    writer, reader = (simulated.engine(connector=connector, environ=environ) for _ in range(2))
+    turn, other = list(range(97)), list(range(200, 297))
+    kept: list[list[str]] = []
+    for prompt in (turn, other):
+        known = {key for some in kept for key in some}
+        assert writer.post("/v1/completions", {"prompt": prompt, "max_tokens": 1}).status_code == 200
+        eventually(lambda: len(all_keys(master)) == 6 * len(kept) + 6, "the prompt's blocks were put")
+        kept.append([key for key in all_keys(master) if key not in known])
+
+    def none_on_ssd_alone() -> bool:
+        found = store.batch_get_replica_desc(kept[0])
+        assert set(found) == set(kept[0])
+        return all(one.is_memory_replica() for places in found.values() for one in places)
+
+    assert not none_on_ssd_alone()
+    eventually(none_on_ssd_alone, "who looks up until there is a memory replica sees all of them come")
+    assert reader.post("/v1/completions", {"prompt": turn, "max_tokens": 1}).status_code == 200
+    sources = {name: tokens_from(reader, name) for name in ("host", "disk")}
+    assert sources == {"host": 96, "disk": 0}
+
+
+def all_keys(master: SimulatedProcess) -> list[str]:
+    return master.http.get(f"{master.bootstrap_url}/get_all_keys").text.split()
+
+
+def tokens_from(engine: SimulatedProcess, source: str) -> float:
+    labels = f'engine="0",model_name="tiny",source="{source}"'
+    return engine.metric(f"vllm:prompt_tokens_cached_by_source_total{{{labels}}}")
+
+
 def test_threads_may_look_up_at_once(
     master: SimulatedProcess, node: SimulatedProcess, store: MooncakeDistributedStore
 ) -> None:
