@@ -32,7 +32,9 @@ HBM_TOKENS = 256_000
 def promotion(traces: Traces) -> Iterator[Row]:
     """Predicted demotion and promotion beside LRU, and the paper's other rules."""
     setup = f"400 sessions of 8 turns, 8P8D, store of {STORE_NODES} nodes, DRAM for a quarter of all blocks"
-    p90_s: dict[Rule, list[float]] = {"lru": [], "lfu": [], "length-aware": [], "predicted": []}
+    p90_s: dict[Rule, list[float]] = {
+        "lru": [], "lfu": [], "length-aware": [], "steered": [], "predicted": [],
+    }  # fmt: skip
     wasted = []
     for seed in range(1, 1 + len(traces.seeds)):
         trace = generate(400, seed, SHAPE)
@@ -41,7 +43,7 @@ def promotion(traces: Traces) -> Iterator[Row]:
             values_s.append(result.ttft_percentile_s(0.9))
         assert result.tiers is not None
         wasted.append(result.tiers.wasted_share)
-    for rule in ("lfu", "length-aware"):
+    for rule in ("lfu", "length-aware", "steered"):
         share = quotient(p90_s[rule], p90_s["lru"])
         yield share.row(f"TTFT P90, {rule} / LRU", "report", "", lambda _: True, setup)
     share = quotient(p90_s["predicted"], p90_s["lru"])

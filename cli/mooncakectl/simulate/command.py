@@ -59,7 +59,7 @@ def command(
         str,
         typer.Option(
             help="Rules for the store's DRAM to compare, with commas: lru (as the store does), lfu, "
-            "length-aware, predicted.",
+            "length-aware, predicted, steered.",
             autocompletion=completion.of_list(completion.tier_rules),
         ),
     ] = "",

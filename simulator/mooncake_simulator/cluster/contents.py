@@ -1,7 +1,7 @@
-"""What a store keeps in DRAM, by four rules: the three of the paper's comparison, and the Conductor's.
+"""What a store keeps in DRAM, by five rules: the three of the paper's comparison, and the Conductor's two.
 
 LRU, LFU and LengthAware are those of arXiv 2407.00079, Table 1. All of them take a block into DRAM when it is
-computed or read from SSD, and none reads ahead.
+computed or read from SSD, and none of the three reads ahead.
 """
 
 from __future__ import annotations
@@ -10,9 +10,16 @@ from collections.abc import Sequence
 from heapq import heappop, heappush
 from typing import Literal, Protocol, TypeAlias
 
-from mooncake_scheduler.conductor.tiering import Planner, Session, Sessions
+from mooncake_scheduler.conductor.tiering import (
+    KEEP_EVERY_S,
+    STEERED_SHARE,
+    Planner,
+    Promotion,
+    Session,
+    Sessions,
+)
 
-Rule: TypeAlias = Literal["lru", "lfu", "length-aware", "predicted"]
+Rule: TypeAlias = Literal["lru", "lfu", "length-aware", "predicted", "steered"]
 
 
 class Contents(Protocol):
@@ -115,6 +122,47 @@ class Predicted:
     def dropped(self, blocks: Sequence[int]) -> None:
         self.planner.dropped(blocks)
 
+    def arrived(self, promotion: Promotion, now_s: float) -> None:
+        """What was read ahead is in DRAM."""
+        self.planner.arrived(promotion, now_s)
+
+    def keep(self, now_s: float) -> None:
+        """Time passes: see to it that what shall stay does."""
+
+
+class Steered(Predicted):
+    """The Conductor's over a store that takes no orders and drops what was read longest ago.
+
+    As it drives a real store (`tiering.following`): what shall stay is read now and then.
+
+    Args:
+        capacity_blocks: that fit.
+    """
+
+    def __init__(self, capacity_blocks: int) -> None:
+        super().__init__(int(STEERED_SHARE * capacity_blocks))
+        self._dram = LeastRecentlyUsed(capacity_blocks)
+
+    def holds(self, block: int) -> bool:
+        return self._dram.holds(block)
+
+    def stored(self, blocks: Sequence[int], session: Session | None, now_s: float) -> None:
+        super().stored(blocks, session, now_s)
+        self._dram.stored(blocks, session, now_s)
+
+    def dropped(self, blocks: Sequence[int]) -> None:
+        super().dropped(blocks)
+        self._dram.dropped(blocks)
+
+    def arrived(self, promotion: Promotion, now_s: float) -> None:
+        super().arrived(promotion, now_s)
+        self._dram.stored(promotion.keys, None, now_s)
+
+    def keep(self, now_s: float) -> None:
+        for session in self.planner.unread(now_s, KEEP_EVERY_S):
+            there = [key for key in session.keys[: session.warm] if self._dram.holds(key)]
+            self._dram.stored(there, None, now_s)
+
 
 def contents_of(rule: Rule, capacity_blocks: int) -> Contents:
     """An empty DRAM under one of the rules."""
@@ -122,4 +170,6 @@ def contents_of(rule: Rule, capacity_blocks: int) -> Contents:
         return LeastRecentlyUsed(capacity_blocks)
     if rule == "predicted":
         return Predicted(capacity_blocks)
+    if rule == "steered":
+        return Steered(capacity_blocks)
     return LeastFrequentlyUsed(capacity_blocks, by_position=rule == "length-aware")

@@ -212,9 +212,10 @@ class TieredStore:
         now_s = self._agenda.now_s
         if isinstance(self._contents, Predicted):
             idle = sum([node.ssd.flows(now_s) == 0 for node in self._nodes])
+            self._contents.keep(now_s)
             planner = self._contents.planner
             for promotion in planner.promotions(now_s, int(idle * self._ahead_blocks))[0]:
-                self._read_ahead(planner, promotion)
+                self._read_ahead(self._contents, promotion)
         if self._replication is not None:
             self._replicate(self._replication)
         if now_s + PLAN_S <= last_s:
@@ -243,7 +244,7 @@ class TieredStore:
             if homes is not None and copy.target not in homes:
                 homes.append(int(copy.target))
 
-    def _read_ahead(self, planner: Planner, promotion: Promotion) -> None:
+    def _read_ahead(self, contents: Predicted, promotion: Promotion) -> None:
         now_s = ready_s = self._agenda.now_s
         for block in promotion.keys:
             if block not in self._homes:
@@ -251,9 +252,9 @@ class TieredStore:
             home = self._nodes[self._homes[block][0]]
             ready_s = max(ready_s, home.ssd.send(self._block_bytes, now_s))
         self._coming.update(dict.fromkeys(promotion.keys, ready_s))
-        self._agenda.at(ready_s, self._there, planner, promotion)
+        self._agenda.at(ready_s, self._there, contents, promotion)
 
-    def _there(self, planner: Planner, promotion: Promotion) -> None:
+    def _there(self, contents: Predicted, promotion: Promotion) -> None:
         for block in promotion.keys:
             self._coming.pop(block, None)
-        planner.arrived(promotion, self._agenda.now_s)
+        contents.arrived(promotion, self._agenda.now_s)

@@ -19,7 +19,7 @@ from mooncake_simulator.cluster.simulation import simulate
 from mooncake_simulator.cluster.tiers import StoreTiers, TieredStore
 from mooncake_simulator.workloads import CONVERSATION, Request, generate, parse_distribution
 
-RULES: Sequence[Rule] = ("lru", "lfu", "length-aware", "predicted")
+RULES: Sequence[Rule] = ("lru", "lfu", "length-aware", "predicted", "steered")
 BLOCK = 512
 
 SMALL = msgspec.structs.replace(

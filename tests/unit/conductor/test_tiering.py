@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from mooncake_scheduler.conductor.tiering import Gaps, Pace, Planner, Scores, Sessions, Silent
+from mooncake_scheduler.conductor.tiering import Following, Gaps, Pace, Planner, Scores, Sessions, Silent
 
 
 def chain(session, blocks, shared=0):
@@ -237,3 +237,162 @@ def test_the_policy_stands_back_when_waste_exceeds_gain_and_tries_again_later():
     for _ in range(100):
         scores.used(50, 0)
     assert scores.bar == pytest.approx(0.5)
+
+
+# A store that makes room by itself: its DRAM is followed.
+
+RUN = 32
+"""Blocks of 16 tokens in a run."""
+
+
+def prompt(session, runs):
+    """Keys of a prompt's blocks: what was said before comes first."""
+    return [1_000_000 * session + at for at in range(runs * RUN)]
+
+
+def followed(capacity_runs):
+    following = Following(block_size_tokens=16)
+    following.resize(capacity_runs * RUN)
+    return following
+
+
+def turn(following, session, runs, at_s):
+    name = f"{session}@{at_s}"
+    following.came(name, "t", prompt(session, runs), at_s)
+    following.ended(name, at_s + 1.0, stored=True)
+
+
+def with_gaps_of_a_minute(following, sessions, rounds, runs=2):
+    """Each session speaks once a minute, one after the other; returns when the last round was over."""
+    for number in range(rounds):
+        for session in range(sessions):
+            turn(following, session, runs + number, 60.0 * number + session)
+    return 60.0 * (rounds - 1) + sessions
+
+
+def with_room_again():
+    """Sessions that speak once a minute, half of whose blocks had to leave DRAM; now there is room for all."""
+    following = followed(capacity_runs=30)
+    now_s = with_gaps_of_a_minute(following, 10, 5)
+    following.resize(100 * RUN)
+    return following, now_s
+
+
+def first_wish(following, now_s):
+    """The next thing that is to be brought, and when."""
+    for at in range(120):
+        for wish in following.plan(now_s + at, 100 * RUN):
+            return wish, now_s + at
+    raise AssertionError("nothing was wanted for two minutes")
+
+
+def test_what_lies_on_ssd_is_wanted_before_its_turn_from_the_prompts_start():
+    wish, at_s = first_wish(*with_room_again())
+    session = wish.keys[0] // 1_000_000
+    assert wish.keys == prompt(session, 6)
+    assert wish.number > 0
+    assert at_s < 60.0 * 5 + session, "its turn had come already"
+
+
+def test_no_more_is_wanted_at_once_than_may_be_read():
+    following, now_s = with_room_again()
+    _, at_s = first_wish(*with_room_again())
+    assert following.plan(at_s, 0.9 * RUN) == []
+    assert len(following.plan(at_s, 1.0 * RUN)) == 1
+
+
+def test_nothing_is_wanted_where_all_of_it_fits():
+    following = followed(capacity_runs=1_000)
+    now_s = with_gaps_of_a_minute(following, 10, 5)
+    assert [wish for at in range(60) for wish in following.plan(now_s + at, 40 * RUN)] == []
+
+
+def test_what_is_to_stay_is_looked_up_when_nobody_has_read_it_for_a_while():
+    following = followed(capacity_runs=1_000)
+    turn(following, 1, 3, 0.0)
+    turn(following, 2, 4, 2.0)
+    assert following.keep(4.9) == []
+    assert [wish.keys for wish in following.keep(5.0)] == [prompt(1, 3)]
+    assert [wish.keys for wish in following.keep(7.0)] == [prompt(2, 4)]
+    assert [wish.keys for wish in following.keep(9.9)] == []
+    assert [(wish.number, wish.keys) for wish in following.keep(10.0)] == [(0, prompt(1, 3))]
+
+
+def test_what_yields_is_not_looked_up_any_more():
+    following = followed(capacity_runs=12)
+    turn(following, 1, 6, 0.0)
+    turn(following, 2, 6, 1.0)
+    kept = sum(len(wish.keys) for wish in following.keep(60.0))
+    assert kept == 10 * RUN, "of 12 runs of DRAM it counts on 85 %"
+
+
+def test_blocks_beyond_the_last_whole_run_are_brought_and_kept_with_it():
+    following = followed(capacity_runs=1_000)
+    keys = prompt(1, 3)[:-5]
+    following.came("r", "t", keys, 0.0)
+    following.ended("r", 1.0, stored=True)
+    assert [wish.keys for wish in following.keep(10.0)] == [keys]
+
+
+def scores_of(found_after_s, *, there=False):
+    """How a wish is scored that was answered so late (None: never), when its turn comes 5 s after it."""
+    following, now_s = with_room_again()
+    wish, at_s = first_wish(following, now_s)
+    if found_after_s is not None:
+        brought, found = ((), wish.keys) if there else (wish.keys, ())
+        following.found(wish.number, brought, found, (), at_s + found_after_s)
+    turn(following, wish.keys[0] // 1_000_000, 7, at_s + 5.0)
+    return following.scores
+
+
+def test_what_was_brought_before_its_turn_counts_as_in_time():
+    scores = scores_of(1.0)
+    assert scores.in_time == 6
+    assert scores.late == 0
+
+
+def test_what_was_wanted_and_is_not_there_yet_counts_as_late():
+    scores = scores_of(None)
+    assert scores.in_time == 0
+    assert scores.late >= 1
+
+
+def test_what_had_been_in_dram_all_the_time_counts_as_nothing():
+    scores = scores_of(1.0, there=True)
+    assert (scores.in_time, scores.late, scores.wasted) == (0, 0, 0)
+
+
+def test_a_finding_that_comes_after_the_turn_or_of_an_unknown_wish_is_not_heard():
+    following, now_s = with_room_again()
+    wish, at_s = first_wish(following, now_s)
+    turn(following, wish.keys[0] // 1_000_000, 7, at_s + 5.0)
+    following.found(wish.number, wish.keys, (), (), at_s + 6.0)
+    following.found(12_345, [1], (), (), at_s + 6.0)
+    turn(following, wish.keys[0] // 1_000_000, 8, at_s + 65.0)
+    assert following.scores.in_time == 0
+
+
+def test_blocks_that_the_store_has_lost_are_not_kept():
+    following, now_s = with_room_again()
+    wish, at_s = first_wish(following, now_s)
+    used = following.used_runs
+    following.found(wish.number, (), (), wish.keys, at_s)
+    assert following.used_runs == used - 6
+
+
+def test_a_request_whose_end_nobody_told_does_not_hold_its_session_for_good():
+    following, _ = with_room_again()
+    following.came("lost", "t", prompt(0, 6), 300.0)
+    for at in range(1, 240):
+        assert all(wish.keys[0] != 0 for wish in following.plan(300.0 + at, 100 * RUN))
+    following.plan(300.0 + 3_601, 0)
+    following.ended("lost", 300.0 + 3_602, stored=True)
+    turn(following, 0, 6, 3_960.0)
+    assert following.sessions > 0
+
+
+def test_a_prompt_shorter_than_a_run_is_no_session():
+    following = followed(capacity_runs=30)
+    following.came("short", "t", list(range(RUN - 1)), 0.0)
+    following.ended("short", 1.0, stored=True)
+    assert following.sessions == 0

@@ -142,7 +142,7 @@ def test_rules_for_the_stores_dram_are_compared_where_it_has_an_ssd(trace: Path,
     assert [run["copied_blocks"] for run in json.loads(printed)["runs"]] == [0]
     code, _, told = _run("-f", with_ssd(tmp_path), "--trace", trace, "--tiers", "mru")
     assert code == 1
-    assert "lru, lfu, length-aware, predicted" in told
+    assert "lru, lfu, length-aware, predicted, steered" in told
 
 
 def test_instances_that_die_leave_their_mark(trace: Path) -> None:

@@ -10,7 +10,7 @@ exceeds what it displaces and the turn is probable enough to come at all.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from heapq import heapify, heappop, heapreplace
 from typing import NamedTuple, TypeAlias
 
@@ -152,12 +152,37 @@ class Planner:
             left += self._make_room(yielding)
         return list(chosen.values()), left
 
+    def unread(self, now_s: float, since_s: float) -> list[Session]:
+        """Sessions with blocks in DRAM that nobody has read for so long; they count as read from here on."""
+        due = [each for each in self.sessions if each.warm and now_s - each.read_s >= since_s]
+        for session in due:
+            session.read_s = now_s
+        return due
+
     def arrived(self, promotion: Promotion, now_s: float) -> None:
         """A promotion's blocks are in DRAM."""
         promoted = promotion.session.promoted
         for at in range(promotion.first, promotion.first + len(promotion.keys)):
             if at in promoted:
                 promoted[at] = now_s
+
+    def found(
+        self, promotion: Promotion, brought: Collection[int], there: Collection[int], now_s: float
+    ) -> None:
+        """What a store had of a session that was to be promoted, where this planner does not see its DRAM.
+
+        Args:
+            promotion: the session's.
+            brought: keys of the session's blocks that lay on SSD, and are in DRAM now.
+            there: keys of those that had been in DRAM all the time: nothing was won or lost by them.
+            now_s: when.
+        """
+        promoted = promotion.session.promoted
+        for at, key in enumerate(promotion.session.keys):
+            if key in brought:
+                promoted[at] = now_s
+            elif key in there:
+                promoted.pop(at, None)
 
     def dropped(self, keys: Iterable[int]) -> None:
         """The store has lost these blocks, in every tier."""

@@ -29,16 +29,19 @@ class Session:
         last_s: when it came.
         warm: of the keys, so many from the start are in DRAM (or on their way there).
         busy: its latest prompt is still being prefilled: its KV is in use.
+        read_s: when its blocks were last read, by a turn or so that they stay.
     """
 
-    __slots__ = ("busy", "keys", "last_s", "number", "pace", "promoted", "tenant", "turn", "warm")
+    __slots__ = (
+        "busy", "keys", "last_s", "number", "pace", "promoted", "read_s", "tenant", "turn", "warm",
+    )  # fmt: skip
 
     def __init__(self, number: int, tenant: str) -> None:
         self.number = number
         self.tenant = tenant
         self.keys: Sequence[int] = ()
         self.turn = 0
-        self.last_s = 0.0
+        self.last_s = self.read_s = 0.0
         self.pace = Pace()
         self.warm = 0
         self.busy = False
@@ -90,7 +93,7 @@ class Sessions:
         else:
             self.gaps(tenant).observe_turn(session.turn, session.pace, now_s - session.last_s)
         session.turn += 1
-        session.last_s = now_s
+        session.last_s = session.read_s = now_s
         session.keys = keys
         if keys[-1] not in self._shared:
             self._by_end[tenant, keys[-1]] = session
