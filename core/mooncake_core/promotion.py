@@ -1,7 +1,7 @@
 """What schedulers and sidecars tell each other about a store's tiers, so that blocks are in DRAM in time.
 
 A turn of a conversation begins with all that was said before. Where that lies on SSD it is brought to DRAM
-before the turn comes (conductor.md, Cache; arXiv 2407.00079, section 6). Three parties, three streams in Redis:
+before the turn comes (ADR 39). Three parties, three streams in Redis:
 
 - every scheduler tells which prompts came and what became of them (`came`, `ended`),
 - one of them at a time plans, and says which blocks are wanted in DRAM (`want`),
@@ -53,7 +53,7 @@ class Wanted(NamedTuple):
     """Blocks that shall lie in DRAM."""
 
     number: int
-    """Of the wish, for the answers."""
+    """Of the wish, for the answers; 0 = they are there, and stay when they are looked up: none is wanted."""
     keys: Sequence[int]
 
 
@@ -155,7 +155,8 @@ class PromotionStreams:
             ConnectionError: Redis is away.
         """
         bounded = ("XADD", self.wishes, "MAXLEN", "~", _MOST_WISHES, "*")
-        await self._client.call_many([(*bounded, "n", each.number, "k", _packed(each.keys)) for each in wishes])
+        commands = [(*bounded, "n", each.number, "k", _packed(each.keys)) for each in wishes]
+        await self._client.call_many(commands)
 
     async def read_wishes(self, cursor: Cursor, most: int) -> list[Wanted]:
         """The next wishes; the cursor moves on.

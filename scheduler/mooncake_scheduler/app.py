@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import random
 import time
+import uuid
 from collections.abc import Awaitable, Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from mooncake_core.config.base import ConfigError
 from mooncake_core.config.scheduler import AdmissionMode, SchedulerConfig
 from mooncake_core.ledger import Ledger, MemoryLedger
 from mooncake_core.profiles import PROFILES
+from mooncake_core.promotion import PromotionStreams
 from mooncake_core.registry import Registry, Role
 from mooncake_core.registry.static import StaticRegistry
 from mooncake_scheduler import policies
@@ -48,6 +50,7 @@ from mooncake_scheduler.gateway.worlds import Worlds
 from mooncake_scheduler.instance_metrics import instance_families
 from mooncake_scheduler.metrics import Exposition, GatewayMetrics
 from mooncake_scheduler.model_config import kv_bytes_per_token
+from mooncake_scheduler.promotion import SSD_BYTES_PER_S, Promoter, TurnLog
 from mooncake_scheduler.shared import SharedState
 
 _log = structlog.get_logger(__name__)
@@ -69,6 +72,7 @@ class Scheduler:
         admin_token: who may come in at the admin port.
         shared: the state on Redis; None = all in memory.
         parity: compares the gateway's tokeniser with the engines'.
+        promoter: plans what is read ahead of turns; None = nothing is.
     """
 
     def __init__(
@@ -79,16 +83,19 @@ class Scheduler:
         admin_token: AdminToken,
         shared: SharedState | None,
         parity: TokenizerParity,
+        promoter: Promoter | None = None,
     ) -> None:
         self.config = config
         self.services = services
         self.admin_token = admin_token
         self.shared = shared
         self._parity = parity
+        self._promoter = promoter
         self.draining = False
         self.serving_port = 0
         self.admin_port = 0
-        self._exposition = Exposition(services.metrics.families, self._instance_families)
+        promoted = [] if promoter is None else [promoter.families]
+        self._exposition = Exposition(services.metrics.families, self._instance_families, *promoted)
         self.datapath = DataPath(services, keys, self.why_not_ready, self.metrics_text)
         limits = ServerLimits(body_bytes=config.max_body_bytes)
         self.server = HttpServer(self.datapath, limits, plain_error_body)
@@ -120,6 +127,8 @@ class Scheduler:
             self._every(PROBE_EVERY_S, self._probes.probe_all)
         if self._sidecars is not None:
             self._every(PROBE_EVERY_S, self._sidecars.look)
+        if self._promoter is not None:
+            self._every(self._promoter.every_s, self._promoter.step)
         self._tasks.append(asyncio.create_task(self._tick(), name="deadlines"))
         _log.info("serving", host=serving.host, port=self.serving_port, cluster=self.config.cluster)
 
@@ -148,6 +157,8 @@ class Scheduler:
         self.services.roster.close()
         if self._sidecars is not None:
             self._sidecars.close()
+        if self._promoter is not None:
+            self._promoter.close()
         if self.shared is not None:
             await self.shared.close()
         # One turn of the loop lets connection_lost run everywhere.
@@ -299,6 +310,7 @@ def build_scheduler(config: SchedulerConfig) -> Scheduler:
     late_binding = None
     if conductor.rebinding is not None:
         late_binding = LateBinding(conductor.rebinding, turns, placer, roster, ledger, clock)
+    promoter, turn_log = _promotion(config, shared, roster)
     services = Services(
         config=config,
         clock=clock,
@@ -314,8 +326,34 @@ def build_scheduler(config: SchedulerConfig) -> Scheduler:
         shared_index=None if shared is None else shared.index,
         turns=turns,
         late_binding=late_binding,
+        turn_log=turn_log,
     )
-    return Scheduler(config, services, keys, admin_token, shared, parity)
+    return Scheduler(config, services, keys, admin_token, shared, parity, promoter)
+
+
+def _promotion(
+    config: SchedulerConfig, shared: SharedState | None, roster: Roster
+) -> tuple[Promoter | None, TurnLog | None]:
+    """What reads SSD ahead of turns, where that is wanted.
+
+    Raises:
+        ConfigError: it is, without Redis.
+    """
+    if not config.promoted_store:
+        return None, None
+    if shared is None:
+        raise ConfigError("promoted_store: what is read ahead is told over Redis: give redis_url, too")
+    streams = PromotionStreams(shared.client, config.namespace)
+    profile = PROFILES.get(config.profile or "")
+    promoter = Promoter(
+        streams,
+        roster,
+        config.promoted_store,
+        who=uuid.uuid4().hex,
+        time_scale=config.time_scale,
+        ssd_bytes_per_s=SSD_BYTES_PER_S if profile is None else profile.ssd_bytes_per_s,
+    )
+    return promoter, TurnLog(streams, roster, config.promoted_store)
 
 
 def _conductor(config: SchedulerConfig, keys: ApiKeys) -> Conductor:

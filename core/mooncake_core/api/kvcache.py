@@ -21,6 +21,9 @@ class Ssd(ApiModel):
 
     size: Annotated[Quantity, Write('a quantity as text, e.g. "2Ti"')]
     path: AbsolutePath
+    promotion: Literal["Predicted", "None"] = "Predicted"
+    """Whether blocks of a conversation are brought back to DRAM before its next turn, and kept there until
+    then; needs scheduler.redis."""
 
 
 class Eviction(ApiModel):

@@ -114,6 +114,9 @@ class SchedulerConfig(ConfigDocument):
     time_scale: float = Field(default=1.0, gt=0)
     """Model seconds per wall second: 1 with real engines. All targets, predictions and metrics are in model
     seconds; timeouts and Retry-After are in wall seconds."""
+    promoted_store: str = ""
+    """Id of the store whose blocks are brought from SSD to DRAM before their conversation's next turn; empty
+    = of none. Needs Redis."""
     slo: SloConfig = SloConfig()
     routing: RoutingConfig = RoutingConfig()
     admission: AdmissionConfig = AdmissionConfig()

@@ -42,6 +42,11 @@ class SidecarConfig(ConfigDocument):
     store: str = ""
     store_url: str = ""
     """HTTP base URL of the store's master, to verify what events say of it."""
+    store_client: str = ""
+    """Module with the store's client (`MooncakeDistributedStore`), by which blocks are brought back from SSD;
+    empty = they are not."""
+    store_address: str = ""
+    """host:port of the master's RPC, for that client."""
     topology_domain: str = ""
     instance_class: str = ""
     pipeline_stages: int = Field(default=1, ge=1)

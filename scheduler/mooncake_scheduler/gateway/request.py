@@ -72,8 +72,15 @@ class Request:
                 self._services.accounting.finished(job)
             finally:
                 self._release()
+                self._log_end()
         # The client has its answer by now, or is gone.
         await self._free_left()
+
+    def _log_end(self) -> None:
+        job, turn_log = self._job, self._services.turn_log
+        if turn_log is not None and job.placement is not None:
+            stored = bool(job.prefilled_s) or job.decision.outcome == "completed"
+            turn_log.ended(job.engine_id, stored=stored)
 
     async def _serve(self) -> None:
         job, services = self._job, self._services
@@ -196,6 +203,8 @@ class Request:
             services.metrics.admitted()
             services.metrics.overhead(time.monotonic() - job.received_s)
             services.placer.conductor.observe_admitted(job.ask, world.now_s)
+            if services.turn_log is not None:
+                services.turn_log.came(job.engine_id, job.caller.tenant, job.keys)
         # What came while the place was taken is nobody's fault that is asked after this.
         job.flow.check()
 

@@ -21,6 +21,7 @@ from mooncake_scheduler.gateway.roster import Roster
 from mooncake_scheduler.gateway.tokens import Tokens
 from mooncake_scheduler.gateway.turns import Turns
 from mooncake_scheduler.metrics import GatewayMetrics
+from mooncake_scheduler.promotion import TurnLog
 
 
 @dataclass(slots=True)
@@ -46,6 +47,8 @@ class Services:
     """Where prefills wait for their turns; None = nobody ever waits."""
     late_binding: LateBinding | None = None
     """What moves those who wait; None = they stay where they are."""
+    turn_log: TurnLog | None = None
+    """Where prompts are told of, so that the next turn's KV is in DRAM; None = nobody wants to know."""
 
     def counts(self) -> list[tuple[str, str, int]]:
         """What the index in use and the tokenising have counted: metric name, text, value."""

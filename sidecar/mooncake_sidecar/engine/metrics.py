@@ -24,6 +24,7 @@ class SidecarMetrics(Collector):
     def _gauges(self) -> Iterator[Metric]:
         sidecar = self._sidecar
         residency, pool, alarms = sidecar.residency, sidecar.pool, sidecar.alarms
+        prefetcher = sidecar.prefetcher
         for name, text, value in (
             ("registered", "1 while the engine stands in the registry.", sidecar.instance is not None),
             ("epoch", "Epoch of the engine's cache.", residency.epoch),
@@ -40,6 +41,11 @@ class SidecarMetrics(Collector):
                 "store_master_away",
                 "1 while the store's master does not answer.",
                 bool(pool and pool.master_away),
+            ),
+            (
+                "store_client_away",
+                "1 while blocks on SSD are not brought to DRAM: the store's client cannot be used.",
+                bool(prefetcher and prefetcher.client_away),
             ),
             (
                 "engine_kv_leaked",
@@ -67,6 +73,7 @@ class SidecarMetrics(Collector):
     def _counters(self) -> Iterator[Metric]:
         sidecar = self._sidecar
         residency, stream, pool = sidecar.residency, sidecar.stream, sidecar.pool
+        prefetcher = sidecar.prefetcher
         for name, text, value in (
             (
                 "messages",
@@ -90,6 +97,21 @@ class SidecarMetrics(Collector):
                 "pool_blocks_inherited",
                 "Blocks taken over from instances that left, and from an earlier life of this process.",
                 pool.succession.inherited if pool else 0,
+            ),
+            (
+                "pool_blocks_promoted",
+                "Blocks brought from SSD to DRAM before their turn.",
+                prefetcher.brought if prefetcher else 0,
+            ),
+            (
+                "pool_blocks_not_promoted",
+                "Blocks that were to be brought and did not come in time: DRAM was full.",
+                prefetcher.not_brought if prefetcher else 0,
+            ),
+            (
+                "pool_blocks_kept",
+                "Look-ups of blocks that are to stay in DRAM.",
+                prefetcher.kept if prefetcher else 0,
             ),
             ("pool_blocks_nameless", "Blocks told of by a shortened hash.", residency.mirror.nameless),
         ):

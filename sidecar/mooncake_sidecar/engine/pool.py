@@ -86,6 +86,8 @@ class Pool:
         self._source: Source | None = None
         self._unchecked: OrderedDict[bytes, tuple[int, Tier, float]] = OrderedDict()
         """Digest → key, tier, not to be asked about before; least recently checked first."""
+        self._by_key: dict[int, bytes] = {}
+        """Digest of each of them by its key."""
         self._inherited: set[bytes] = set()
         """Those among them that were taken over and not asked about since."""
         self._outbox: list[Change] = []
@@ -107,8 +109,29 @@ class Pool:
             name, key, tier = block
             self._told[name] = block
             self._unchecked[name] = (key, tier, not_before_s)
+            self._by_key[key] = name
             by_tier.setdefault(tier, []).append(key)
         self._outbox += [Stored(keys, tier) for tier, keys in by_tier.items()]
+
+    def known(self, keys: Iterable[int]) -> dict[bytes, int]:
+        """Those blocks among `keys` that this sidecar answers for: their keys by the engine's hashes."""
+        return {name: key for key in keys if (name := self._by_key.get(key)) is not None}
+
+    def store_keys(self, names: Iterable[bytes]) -> list[str]:
+        """How the store calls blocks."""
+        return [store_key(self._model, name) for name in names]
+
+    def learn(self, name: bytes, tier: Tier) -> None:
+        """Somebody has seen where the store has a block: the index shall hear of it."""
+        self._learn(name, tier)
+
+    async def locate(self, names: Sequence[bytes]) -> list[Tier | None]:
+        """In which tier the master has each block, None = not at all; this does not count as reading it.
+
+        Raises:
+            httpx.HTTPError, ValueError, msgspec.MsgspecError: the master does not answer, or nonsense.
+        """
+        return await self._ask(names)
 
     async def beat(self) -> None:
         """Keep the pool registered; take part in its registration where there is none.
@@ -185,6 +208,7 @@ class Pool:
             if block.hash not in self._unchecked:
                 self._unchecked[block.hash] = (block.key, block.tier, 0.0)
                 self._unchecked.move_to_end(block.hash, last=False)
+                self._by_key[block.key] = block.hash
                 self._inherited.add(block.hash)
 
     async def _enter(self, epoch: int) -> None:
@@ -237,7 +261,7 @@ class Pool:
         registered = await self._registry.register(self._record)
         lost = [name for name in self._unchecked if name not in kept and not self._is_fresh(name, asked_at_s)]
         for name in lost:
-            del self._unchecked[name]
+            self._by_key.pop(self._unchecked.pop(name)[0], None)
         self._inherited.clear()
         self._gone.clear()
         for tier in (Tier.DRAM, Tier.SSD):
@@ -270,6 +294,7 @@ class Pool:
         key, before, _ = known
         if tier is None:
             self.gone += 1
+            self._by_key.pop(key, None)
             self._gone.append(name)
             self._outbox.append(Removed([key], before))
             self._residency.pool_lost([name], before)

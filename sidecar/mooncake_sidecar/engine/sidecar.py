@@ -6,12 +6,14 @@ import asyncio
 import time
 from contextlib import suppress
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import structlog
 
 from mooncake_core.config import SidecarConfig
 from mooncake_core.events import ResyncReason, SequenceTracker
 from mooncake_core.index import RedisIndex, SlotsExhaustedError
+from mooncake_core.promotion import PromotionStreams
 from mooncake_core.registry import EngineReport, Instance, InstanceState, StaleEpochError
 from mooncake_core.registry.redis import RedisRegistry
 from mooncake_core.resp import ReplyError, RespClient
@@ -19,6 +21,7 @@ from mooncake_sidecar.engine.alarms import Alarms
 from mooncake_sidecar.engine.engine_probe import EngineProbe, Facts, Health, Load
 from mooncake_sidecar.engine.findable import Findable
 from mooncake_sidecar.engine.pool import CHECK_EVERY_S, Pool, pool_record
+from mooncake_sidecar.engine.prefetch import Prefetcher
 from mooncake_sidecar.engine.record import event_source, instance_record
 from mooncake_sidecar.engine.residency import Residency
 from mooncake_sidecar.engine.stream import EventStream
@@ -60,6 +63,7 @@ class Sidecar:
         self.findable = Findable(self.index, config.store if config.fetch == "store" else "", self.residency)
         self.probe = EngineProbe(config.engine_url)
         self.pool: Pool | None = None
+        self.prefetcher: Prefetcher | None = None
         self.instance: Instance | None = None
         """As registered; None = it is not."""
         self.load: Load | None = None
@@ -109,6 +113,8 @@ class Sidecar:
             tasks.create_task(self._write(), name="index")
             if self.config.store:
                 tasks.create_task(self._check_pool(), name="pool")
+            if self.config.store_client:
+                tasks.create_task(self._prefetch(), name="prefetch")
 
     async def close(self) -> None:
         """Leave the registry and drop all connections; what is known stays in the journal."""
@@ -117,6 +123,8 @@ class Sidecar:
             with suppress(*_AWAY):
                 await self.writer.close(forget=True)
         await self._stop_stream()
+        if self.prefetcher is not None:
+            self.prefetcher.close()
         if self.pool is not None:
             await self.pool.close()
         await self.probe.close()
@@ -344,6 +352,18 @@ class Sidecar:
                     await self.pool.check()
                 except (*_AWAY, StaleEpochError) as error:
                     _log.warning("the pool cannot be checked now", error=str(error))
+
+    async def _prefetch(self) -> None:
+        while self.pool is None:  # noqa: ASYNC110 - the engine has to say what it is first
+            await asyncio.sleep(self.config.heartbeat_s)
+        self.prefetcher = Prefetcher(
+            self.pool,
+            PromotionStreams(self.client, self.config.namespace),
+            module=self.config.store_client,
+            address=self.config.store_address,
+            host=urlsplit(self.config.advertised_url).hostname or "127.0.0.1",
+        )
+        await self.prefetcher.run()
 
     # The shared state.
 

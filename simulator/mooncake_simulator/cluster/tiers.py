@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from mooncake_core.profiles import Profile
 from mooncake_scheduler.conductor.replication import Copy, Replication
-from mooncake_scheduler.conductor.tiering import Planner, Promotion, Session
+from mooncake_scheduler.conductor.tiering import Promotion, Session
 from mooncake_simulator.cluster.agenda import Agenda
 from mooncake_simulator.cluster.contents import Predicted, Rule, contents_of
 from mooncake_simulator.cluster.links import Link

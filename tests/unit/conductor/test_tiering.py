@@ -312,18 +312,26 @@ def test_what_is_to_stay_is_looked_up_when_nobody_has_read_it_for_a_while():
     turn(following, 1, 3, 0.0)
     turn(following, 2, 4, 2.0)
     assert following.keep(4.9) == []
-    assert [wish.keys for wish in following.keep(5.0)] == [prompt(1, 3)]
-    assert [wish.keys for wish in following.keep(7.0)] == [prompt(2, 4)]
-    assert [wish.keys for wish in following.keep(9.9)] == []
-    assert [(wish.number, wish.keys) for wish in following.keep(10.0)] == [(0, prompt(1, 3))]
+    assert following.keep(5.0) == prompt(1, 3)
+    assert following.keep(7.0) == prompt(2, 4)
+    assert following.keep(9.9) == []
+    assert following.keep(10.0) == prompt(1, 3)
+
+
+def test_what_conversations_have_in_common_is_looked_up_once():
+    following = followed(capacity_runs=1_000)
+    for name, own in (("a", 5_000), ("b", 9_000)):
+        following.came(name, "t", [*range(2 * RUN), *range(own, own + RUN)], 0.0)
+        following.ended(name, 1.0, stored=True)
+    kept = following.keep(10.0)
+    assert len(kept) == len(set(kept)) == 4 * RUN
 
 
 def test_what_yields_is_not_looked_up_any_more():
     following = followed(capacity_runs=12)
     turn(following, 1, 6, 0.0)
     turn(following, 2, 6, 1.0)
-    kept = sum(len(wish.keys) for wish in following.keep(60.0))
-    assert kept == 10 * RUN, "of 12 runs of DRAM it counts on 85 %"
+    assert len(following.keep(60.0)) == 10 * RUN, "of 12 runs of DRAM it counts on 85 %"
 
 
 def test_blocks_beyond_the_last_whole_run_are_brought_and_kept_with_it():
@@ -331,7 +339,7 @@ def test_blocks_beyond_the_last_whole_run_are_brought_and_kept_with_it():
     keys = prompt(1, 3)[:-5]
     following.came("r", "t", keys, 0.0)
     following.ended("r", 1.0, stored=True)
-    assert [wish.keys for wish in following.keep(10.0)] == [keys]
+    assert following.keep(10.0) == keys
 
 
 def scores_of(found_after_s, *, there=False):

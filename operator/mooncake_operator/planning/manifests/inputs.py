@@ -65,11 +65,15 @@ def store_revisions(plan: Plan, store: StorePlan) -> tuple[str, str]:
     image = store.spec.image or (None if plan.simulated else engine.image)
     common = {"simulated": plan.simulated, "image": image}
     master = _without(written(store.spec.master), frozenset({"replicas"}))
+    pool = _without(written(store.spec), _NOT_OF_STORE_NODES)
+    if "ssd" in pool:
+        # What is read ahead is the schedulers' affair.
+        pool["ssd"] = _without(pool["ssd"], frozenset({"promotion"}))
     node = {
         "profile": engine.profile,
         "timeScale": engine.time_scale,
         "protocol": plan.cluster.spec.network.protocol,
-        "pool": _without(written(store.spec), _NOT_OF_STORE_NODES),
+        "pool": pool,
     }
     return digest({**common, "master": master}), digest({**common, **node})
 

@@ -71,6 +71,7 @@ def scheduler_config(plan: Plan) -> SchedulerConfig:
         shapes=_shapes(plan),
         kv_cache_dtype=kv_cache_dtype(spec.engine),
         time_scale=spec.engine.time_scale,
+        promoted_store=_promoted_store(plan),
         slo=_slo(spec.slo.ttft, spec.slo.tbt),
         routing=_routing(spec.scheduler.routing),
         admission=AdmissionConfig(
@@ -181,6 +182,12 @@ def _storage(plan: Plan) -> tuple[list[Object], list[Object], list[Object]]:
         mounts.append(mount("api-keys", API_KEYS_DIR))
         variables.append(env(*API_KEYS_DIR))
     return volumes, mounts, variables
+
+
+def _promoted_store(plan: Plan) -> str:
+    """The store whose SSD is read ahead of turns; sidecars do that, and they are where Redis is."""
+    ssd = plan.store.spec.ssd if plan.store is not None and plan.shares_state else None
+    return plan.store.name if plan.store and ssd and ssd.promotion == "Predicted" else ""
 
 
 def _stopping(plan: Plan) -> StoppingConfig:

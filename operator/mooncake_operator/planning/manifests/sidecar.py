@@ -20,7 +20,7 @@ from mooncake_operator.planning.manifests.objects import (
 )
 from mooncake_operator.planning.manifests.plan import EnginePoolPlan, Plan
 from mooncake_operator.planning.manifests.sharing import redis_access, shared_namespace
-from mooncake_operator.planning.manifests.transfer import master_url
+from mooncake_operator.planning.manifests.transfer import master_address, master_url
 from mooncake_operator.planning.names import Port
 
 CONFIG_VARIABLE = "MOONCAKE_SIDECAR_CONFIG"
@@ -30,6 +30,8 @@ CONFIG_VARIABLE = "MOONCAKE_SIDECAR_CONFIG"
 EVENTS_ENDPOINT = f"ipc://@{reference(RUN_DIR[0])}/kv-events.sock"
 REPLAY_ENDPOINT = f"ipc://@{reference(RUN_DIR[0])}/kv-replay.sock"
 EVENTS_TOPIC = "kv-events"
+STORE_CLIENT = "mooncake_simulator.store.client"
+"""The real one, `mooncake.store`, comes with SSDs of real stores."""
 
 
 def sidecar_container(plan: Plan, pool: EnginePoolPlan, pod: str, pairing: str) -> Object:
@@ -108,6 +110,8 @@ def sidecar_config(plan: Plan, pool: EnginePoolPlan, pod: str, pairing: str) -> 
         fetch="store" if plan.store else "none",
         store=plan.store.name if plan.store else "",
         store_url=master_url(plan) if plan.store else "",
+        store_client=STORE_CLIENT if plan.store and plan.simulated else "",
+        store_address=master_address(plan) if plan.store and plan.simulated else "",
         pipeline_stages=pool.spec.instance.parallelism.pipeline,
         block_size_tokens=engine.block_size,
         kv_capacity_tokens=kv_capacity_tokens(engine, pool.spec.instance),

@@ -12,6 +12,6 @@ from mooncake_scheduler.conductor.tiering.scores import Scores
 from mooncake_scheduler.conductor.tiering.sessions import Session, Sessions
 
 __all__ = [
-    "KEEP_EVERY_S", "STEERED_SHARE", "Following", "Gaps", "NextTurn", "Pace", "Planner", "Promotion", "Scores",
-    "Session", "Sessions", "Silent", "Wish",
+    "KEEP_EVERY_S", "STEERED_SHARE", "Following", "Gaps", "NextTurn", "Pace", "Planner", "Promotion",
+    "Scores", "Session", "Sessions", "Silent", "Wish",
 ]  # fmt: skip

@@ -2,8 +2,8 @@
 
 Nobody outside can tell such a store what to demote (Mooncake 0.3.13 offers soft pins on `put` alone). What it
 offers is to look a block up: that counts as reading it, so that it stays, and twice in a row brings it back
-from SSD. That is enough: what the planner would keep is looked up now and then, and what leaves DRAM are those
-that it would have demoted. Its order is kept for most of DRAM only, the rest is what turns over meanwhile.
+from SSD. That is enough: what the planner would keep is looked up now and then, and what leaves DRAM is what
+it would have demoted. Its order is kept for most of DRAM only, the rest is what turns over meanwhile.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ STEERED_SHARE = 0.85
 KEEP_EVERY_S = 5.0
 """Blocks that shall stay are looked up when nobody has for so long."""
 RUN_TOKENS = 512
-"""Planning goes by runs of so many tokens: engines' blocks are far smaller, and a plan need not be as fine."""
+"""Planning goes by runs of so many tokens: engines' blocks are far smaller than a plan need be fine."""
 MOST_SESSIONS = 4_000
 _ENDS_WITHIN_S = 3_600.0
 """Of whose end nothing was heard for so long, it was not told."""
@@ -32,7 +32,7 @@ class Wish(NamedTuple):
     """Blocks of one session that shall lie in DRAM, from its start."""
 
     number: int
-    """By which the answers are told apart; 0: they are there, are to stay, and no answer is wanted."""
+    """By which the answers are told apart, from 1."""
     keys: Sequence[int]
 
 
@@ -125,9 +125,11 @@ class Following:
             wishes.append(Wish(self._wishes, self._blocks(session)))
         return wishes
 
-    def keep(self, now_s: float) -> list[Wish]:
-        """What is to be looked up so that it stays."""
-        return [Wish(0, self._blocks(each)) for each in self._planner.unread(now_s, KEEP_EVERY_S)]
+    def keep(self, now_s: float) -> list[int]:
+        """Keys of blocks that are to be looked up so that they stay."""
+        unread = self._planner.unread(now_s, KEEP_EVERY_S)
+        # Once each: many conversations have their beginning in common.
+        return list(dict.fromkeys(key for session in unread for key in self._blocks(session)))
 
     def found(
         self,

@@ -1,0 +1,241 @@
+"""Brings blocks of the pool from SSD to DRAM, and keeps them there, as schedulers want it.
+
+A store of Mooncake takes no orders about its tiers, but it goes by what is read: a block that is looked up
+stays, and one on SSD comes back to DRAM with the second look (`--promotion_on_hit`). Looking up needs the
+store's client, a library of its own, and the store's name of a block, which the sidecar of the engine that has
+put it there knows. No data is moved by this process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Protocol
+
+import httpx
+import msgspec
+import structlog
+
+from mooncake_core.index import Tier
+from mooncake_core.promotion import Cursor, Found, PromotionStreams, Wanted
+from mooncake_core.resp import ReplyError
+from mooncake_sidecar.engine.pool import Pool
+
+_log = structlog.get_logger(__name__)
+
+POLL_S = 0.2
+"""Wall seconds between two looks for wishes."""
+LOCATE_EVERY_S = 0.5
+"""Wall seconds between two questions about what is on its way."""
+ARRIVES_WITHIN_S = 30.0
+"""Wall seconds after which a block that did not come is not waited for: DRAM was full."""
+CLIENT_AGAIN_S = 5.0
+_KEYS_A_CALL = 512
+_WISHES_A_READ = 64
+_LOCAL_BUFFER_BYTES = 16 << 20
+
+
+class StoreClient(Protocol):
+    """What is used of `MooncakeDistributedStore` (mooncake.store, Mooncake 0.3.13); its calls block."""
+
+    def setup(self, *arguments: Any) -> int:
+        """Connect; 0 = done."""
+
+    def batch_get_replica_desc(self, keys: list[str]) -> dict[str, Any]:
+        """The replicas of each key that the store has; counts as reading them."""
+
+    def batch_is_exist(self, keys: list[str]) -> list[int]:
+        """1 for each key that it has; counts as reading them."""
+
+    def close(self) -> int:
+        """Disconnect."""
+
+
+class _Coming:
+    """Blocks of one wish that are on their way to DRAM."""
+
+    def __init__(self, names: dict[bytes, int], until_s: float) -> None:
+        self.names = names
+        self.until_s = until_s
+
+
+class Prefetcher:
+    """One sidecar's part in it: the blocks that it answers for.
+
+    Args:
+        pool: knows them, and the store's master.
+        streams: where wishes come from.
+        module: with the class `MooncakeDistributedStore`.
+        address: host:port of the master's RPC.
+        host: under which this process is known to the store.
+    """
+
+    def __init__(
+        self, pool: Pool, streams: PromotionStreams, *, module: str, address: str, host: str
+    ) -> None:
+        self.brought = 0
+        """Blocks that came back from SSD."""
+        self.not_brought = 0
+        """Blocks that were to come and did not."""
+        self.kept = 0
+        """Look-ups of blocks that are to stay."""
+        self.client_away = False
+        self._pool = pool
+        self._streams = streams
+        self._module = module
+        self._address = address
+        self._host = host
+        self._client: StoreClient | None = None
+        self._client_again_s = 0.0
+        # Its own: a look-up that hangs because the master is away must not hold up what else needs threads.
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="store-client")
+        self._cursor: Cursor | None = None
+        self._coming: dict[int, _Coming] = {}
+        self._locate_at_s = 0.0
+
+    async def run(self) -> None:
+        """Do what is wanted until cancelled."""
+        while True:
+            await asyncio.sleep(POLL_S)
+            try:
+                await self._look()
+            except (ConnectionError, ReplyError) as error:
+                _log.debug("no wishes can be read now", error=str(error))
+
+    def close(self) -> None:
+        """Let go of the store, without waiting for a call that hangs."""
+        client, self._client = self._client, None
+        if client is not None:
+            self._thread.submit(client.close)
+        self._thread.shutdown(wait=False)
+
+    async def _look(self) -> None:
+        if self._cursor is None:
+            # What was wanted before this process began was wanted of another one.
+            self._cursor = await self._streams.newest(self._streams.wishes)
+        wishes = await self._streams.read_wishes(self._cursor, _WISHES_A_READ)
+        keep = {name: key for wish in wishes if not wish.number for name, key in self._known(wish).items()}
+        if keep:
+            await self._keep(list(keep))
+        for wish in wishes:
+            if wish.number and (names := self._known(wish)):
+                await self._bring(wish.number, names)
+        now_s = time.monotonic()
+        if self._coming and now_s >= self._locate_at_s:
+            self._locate_at_s = now_s + LOCATE_EVERY_S
+            await self._see_what_came(now_s)
+
+    def _known(self, wish: Wanted) -> dict[bytes, int]:
+        return self._pool.known(wish.keys)
+
+    async def _keep(self, names: Sequence[bytes]) -> None:
+        keys = self._pool.store_keys(names)
+        for start in range(0, len(keys), _KEYS_A_CALL):
+            part = keys[start : start + _KEYS_A_CALL]
+            if await self._call("batch_is_exist", part) is None:
+                return
+            self.kept += len(part)
+
+    async def _bring(self, number: int, names: dict[bytes, int]) -> None:
+        tiers: dict[bytes, Tier | None] = {}
+        for name, tier in zip(names, await self._tiers(list(names)), strict=True):
+            tiers[name] = tier
+        if self._client is None:
+            return
+        cold = [name for name, tier in tiers.items() if tier is Tier.SSD]
+        if cold:
+            # The first look has told where they lie; with the second one the store begins to bring them.
+            await self._tiers(cold)
+            until_s = time.monotonic() + ARRIVES_WITHIN_S
+            self._coming[number] = _Coming({name: names[name] for name in cold}, until_s)
+        there = [names[name] for name, tier in tiers.items() if tier is Tier.DRAM]
+        gone = [names[name] for name, tier in tiers.items() if tier is None]
+        if there or gone:
+            await self._streams.report(Found(0.0, number, (), there, gone))
+
+    async def _tiers(self, names: Sequence[bytes]) -> list[Tier | None]:
+        """Where the store has blocks; it takes them for read. None for all where it does not answer."""
+        keys = self._pool.store_keys(names)
+        found: list[Tier | None] = []
+        for start in range(0, len(keys), _KEYS_A_CALL):
+            part = keys[start : start + _KEYS_A_CALL]
+            replicas = await self._call("batch_get_replica_desc", part) or {}
+            found += [_tier(replicas.get(key)) for key in part]
+        return found
+
+    async def _see_what_came(self, now_s: float) -> None:
+        for number, coming in list(self._coming.items()):
+            try:
+                tiers = await self._pool.locate(list(coming.names))
+            except (httpx.HTTPError, ValueError, msgspec.MsgspecError):
+                tiers = [Tier.SSD] * len(coming.names)
+            brought, gone = [], []
+            for name, tier in zip(list(coming.names), tiers, strict=True):
+                if tier is Tier.SSD:
+                    continue
+                key = coming.names.pop(name)
+                if tier is None:
+                    gone.append(key)
+                else:
+                    brought.append(key)
+                    self._pool.learn(name, tier)
+            self.brought += len(brought)
+            if brought or gone:
+                await self._streams.report(Found(0.0, number, brought, (), gone))
+            if not coming.names or now_s > coming.until_s:
+                self.not_brought += len(coming.names)
+                del self._coming[number]
+
+    async def _call(self, name: str, keys: list[str]) -> Any:
+        """Call the store's client in its thread; None where it cannot be used."""
+        if self._client is None and not await self._connect():
+            return None
+        work = getattr(self._client, name)
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._thread, work, keys)
+        except Exception as error:
+            # A foreign library's: whatever it raises, the next call is made by a new one.
+            self._lose_client(repr(error))
+            return None
+
+    async def _connect(self) -> bool:
+        now_s = time.monotonic()
+        if now_s < self._client_again_s:
+            return False
+        self._client_again_s = now_s + CLIENT_AGAIN_S
+        try:
+            self._client = await asyncio.get_running_loop().run_in_executor(self._thread, self._new_client)
+        except Exception as error:
+            self._lose_client(repr(error))
+            return False
+        self.client_away = False
+        return True
+
+    def _new_client(self) -> StoreClient:
+        client: StoreClient = importlib.import_module(self._module).MooncakeDistributedStore()
+        status = client.setup(
+            self._host, "P2PHANDSHAKE", 0, _LOCAL_BUFFER_BYTES, "tcp", "", self._address
+        )  # no segment of its own: it only asks
+        if status != 0:
+            raise ConnectionError(f"the master at {self._address} was not reached: {status}")
+        return client
+
+    def _lose_client(self, why: str) -> None:
+        if not self.client_away:
+            _log.warning(
+                "blocks on SSD are not brought to DRAM: the store's client cannot be used",
+                client=self._module,
+                address=self._address,
+                error=why,
+            )
+        self.client_away = True
+        self._client = None
+
+
+def _tier(replicas: Sequence[Any] | None) -> Tier | None:
+    if not replicas:
+        return None
+    return Tier.DRAM if any(replica.is_memory_replica() for replica in replicas) else Tier.SSD
