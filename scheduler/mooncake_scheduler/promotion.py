@@ -1,6 +1,6 @@
 """Blocks of a conversation are brought from SSD to DRAM before its next turn, and kept there until then.
 
-The decisions are the Conductor's (`conductor.tiering`), the streams and who reads them `core.promotion`'s. Every
+The decisions are the Conductor's (`conductor.tiering`), the streams are those of `core.promotion`. Every
 scheduler tells of the prompts that it places; the one that leads plans for all.
 """
 
@@ -146,7 +146,7 @@ class Promoter:
         yield gauge("mooncake_promotion_leads", "1 while this scheduler plans for all.", [], [([], leads)])
         yield gauge(
             "mooncake_promotion_sessions",
-            "Conversations that may go on, as known here.",
+            "Conversations that may go on.",
             [],
             [([], sessions)],
         )

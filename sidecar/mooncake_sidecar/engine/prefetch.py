@@ -2,14 +2,16 @@
 
 A store of Mooncake takes no orders about its tiers, but it goes by what is read: a block that is looked up
 stays, and one on SSD comes back to DRAM with the second look (`--promotion_on_hit`). Looking up needs the
-store's client, a library of its own, and the store's name of a block, which the sidecar of the engine that has
-put it there knows. No data is moved by this process.
+store's client, a library of its own, and the store's name of a block, which the sidecar of the engine that
+has put it there knows. Where a block lies the master's admin port says: to the client a master that is away
+and a block that is unknown are one. No data is moved by this process.
 """
 
 from __future__ import annotations
 
 import asyncio
 import importlib
+import os
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -45,10 +47,10 @@ class StoreClient(Protocol):
         """Connect; 0 = done."""
 
     def batch_get_replica_desc(self, keys: list[str]) -> dict[str, Any]:
-        """The replicas of each key that the store has; counts as reading them."""
+        """The replicas of each key that the store has; counts as reading them. Empty where it is away."""
 
     def batch_is_exist(self, keys: list[str]) -> list[int]:
-        """1 for each key that it has; counts as reading them."""
+        """1 for each key that it has; counts as reading them. Below 0 where it is away."""
 
     def close(self) -> int:
         """Disconnect."""
@@ -107,9 +109,7 @@ class Prefetcher:
 
     def close(self) -> None:
         """Let go of the store, without waiting for a call that hangs."""
-        client, self._client = self._client, None
-        if client is not None:
-            self._thread.submit(client.close)
+        self._let_go()
         self._thread.shutdown(wait=False)
 
     async def _look(self) -> None:
@@ -135,45 +135,53 @@ class Prefetcher:
         keys = self._pool.store_keys(names)
         for start in range(0, len(keys), _KEYS_A_CALL):
             part = keys[start : start + _KEYS_A_CALL]
-            if await self._call("batch_is_exist", part) is None:
+            there = await self._call("batch_is_exist", part)
+            if there is None or min(there) < 0:
+                self._lose_client("the master does not answer")
                 return
             self.kept += len(part)
 
     async def _bring(self, number: int, names: dict[bytes, int]) -> None:
-        tiers: dict[bytes, Tier | None] = {}
-        for name, tier in zip(names, await self._tiers(list(names)), strict=True):
-            tiers[name] = tier
-        if self._client is None:
+        tiers = await self._locate(list(names))
+        if tiers is None:
             return
-        cold = [name for name, tier in tiers.items() if tier is Tier.SSD]
-        if cold:
-            # The first look has told where they lie; with the second one the store begins to bring them.
-            await self._tiers(cold)
+        by_tier: dict[Tier | None, list[bytes]] = {Tier.SSD: [], Tier.DRAM: [], None: []}
+        for name, tier in zip(names, tiers, strict=True):
+            by_tier[tier].append(name)
+        cold, there, gone = by_tier[Tier.SSD], by_tier[Tier.DRAM], by_tier[None]
+        # With the second look the store begins to bring them.
+        if cold and await self._look_up(cold, 2):
             until_s = time.monotonic() + ARRIVES_WITHIN_S
             self._coming[number] = _Coming({name: names[name] for name in cold}, until_s)
-        there = [names[name] for name, tier in tiers.items() if tier is Tier.DRAM]
-        gone = [names[name] for name, tier in tiers.items() if tier is None]
+        await self._keep(there)
         if there or gone:
-            await self._streams.report(Found(0.0, number, (), there, gone))
+            keys = [[names[name] for name in each] for each in (there, gone)]
+            await self._streams.report(Found(0.0, number, (), *keys))
 
-    async def _tiers(self, names: Sequence[bytes]) -> list[Tier | None]:
-        """Where the store has blocks; it takes them for read. None for all where it does not answer."""
+    async def _look_up(self, names: Sequence[bytes], times: int) -> bool:
+        """Look blocks up that the store has; False where its client cannot be used."""
         keys = self._pool.store_keys(names)
-        found: list[Tier | None] = []
         for start in range(0, len(keys), _KEYS_A_CALL):
             part = keys[start : start + _KEYS_A_CALL]
-            replicas = await self._call("batch_get_replica_desc", part) or {}
-            found += [_tier(replicas.get(key)) for key in part]
-        return found
+            for _ in range(times):
+                if not await self._call("batch_get_replica_desc", part):
+                    self._lose_client("the master does not answer")
+                    return False
+        return True
+
+    async def _locate(self, names: Sequence[bytes]) -> list[Tier | None] | None:
+        try:
+            return await self._pool.locate(names)
+        except (httpx.HTTPError, ValueError, msgspec.MsgspecError) as error:
+            _log.debug("the store's master does not say where blocks lie", error=repr(error))
+            return None
 
     async def _see_what_came(self, now_s: float) -> None:
         for number, coming in list(self._coming.items()):
-            try:
-                tiers = await self._pool.locate(list(coming.names))
-            except (httpx.HTTPError, ValueError, msgspec.MsgspecError):
-                tiers = [Tier.SSD] * len(coming.names)
+            names = list(coming.names)
+            tiers = await self._locate(names) or [Tier.SSD] * len(names)
             brought, gone = [], []
-            for name, tier in zip(list(coming.names), tiers, strict=True):
+            for name, tier in zip(names, tiers, strict=True):
                 if tier is Tier.SSD:
                     continue
                 key = coming.names.pop(name)
@@ -188,6 +196,9 @@ class Prefetcher:
             if not coming.names or now_s > coming.until_s:
                 self.not_brought += len(coming.names)
                 del self._coming[number]
+            elif not brought:
+                # It takes none while it is too full, and forgets that it was asked.
+                await self._look_up(list(coming.names), 1)
 
     async def _call(self, name: str, keys: list[str]) -> Any:
         """Call the store's client in its thread; None where it cannot be used."""
@@ -215,6 +226,8 @@ class Prefetcher:
         return True
 
     def _new_client(self) -> StoreClient:
+        # Its twenty attempts would take a minute and a half, each longer than all that waits for this thread.
+        os.environ.setdefault("MC_STORE_CLIENT_SETUP_RETRIES", "1")
         client: StoreClient = importlib.import_module(self._module).MooncakeDistributedStore()
         status = client.setup(
             self._host, "P2PHANDSHAKE", 0, _LOCAL_BUFFER_BYTES, "tcp", "", self._address
@@ -232,10 +245,10 @@ class Prefetcher:
                 error=why,
             )
         self.client_away = True
-        self._client = None
+        self._let_go()
 
-
-def _tier(replicas: Sequence[Any] | None) -> Tier | None:
-    if not replicas:
-        return None
-    return Tier.DRAM if any(replica.is_memory_replica() for replica in replicas) else Tier.SSD
+    def _let_go(self) -> None:
+        client, self._client = self._client, None
+        if client is not None:
+            # In its thread, behind calls that are under way: a closed client must not be called any more.
+            self._thread.submit(client.close)

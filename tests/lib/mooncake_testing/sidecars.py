@@ -102,6 +102,20 @@ class SidecarProcess:
             return {}
         return document
 
+    def metric(self, name: str) -> float:
+        """One of its metrics without labels.
+
+        Raises:
+            ConnectionError: it does not answer.
+            KeyError: there is no such metric.
+        """
+        try:
+            text = httpx.get(f"{self.url}/metrics", timeout=2, trust_env=False).text
+        except httpx.TransportError as error:
+            raise ConnectionError(str(error)) from error
+        values = dict(line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
+        return float(values[name])
+
     def log(self) -> str:
         """What it has logged in all its lives."""
         return (self.folder / f"{self.config['instance']}.log").read_text()

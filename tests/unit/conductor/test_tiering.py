@@ -271,7 +271,7 @@ def with_gaps_of_a_minute(following, sessions, rounds, runs=2):
 
 
 def with_room_again():
-    """Sessions that speak once a minute, half of whose blocks had to leave DRAM; now there is room for all."""
+    """Sessions that speak once a minute, half of whose blocks had to leave DRAM; now all have room."""
     following = followed(capacity_runs=30)
     now_s = with_gaps_of_a_minute(following, 10, 5)
     following.resize(100 * RUN)
@@ -295,7 +295,7 @@ def test_what_lies_on_ssd_is_wanted_before_its_turn_from_the_prompts_start():
 
 
 def test_no_more_is_wanted_at_once_than_may_be_read():
-    following, now_s = with_room_again()
+    following, _ = with_room_again()
     _, at_s = first_wish(*with_room_again())
     assert following.plan(at_s, 0.9 * RUN) == []
     assert len(following.plan(at_s, 1.0 * RUN)) == 1
