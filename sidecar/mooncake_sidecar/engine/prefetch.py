@@ -50,7 +50,7 @@ class StoreClient(Protocol):
         """The replicas of each key that the store has; counts as reading them. Empty where it is away."""
 
     def batch_is_exist(self, keys: list[str]) -> list[int]:
-        """1 for each key that it has; counts as reading them. Below 0 where it is away."""
+        """1 for each key that it has; below 0 for all where it is away."""
 
     def close(self) -> int:
         """Disconnect."""
@@ -119,7 +119,8 @@ class Prefetcher:
         wishes = await self._streams.read_wishes(self._cursor, _WISHES_A_READ)
         keep = {name: key for wish in wishes if not wish.number for name, key in self._known(wish).items()}
         if keep:
-            await self._keep(list(keep))
+            # What had to leave all the same comes back by this, too.
+            self.kept += await self._look_up(list(keep), 1)
         for wish in wishes:
             if wish.number and (names := self._known(wish)):
                 await self._bring(wish.number, names)
@@ -131,16 +132,6 @@ class Prefetcher:
     def _known(self, wish: Wanted) -> dict[bytes, int]:
         return self._pool.known(wish.keys)
 
-    async def _keep(self, names: Sequence[bytes]) -> None:
-        keys = self._pool.store_keys(names)
-        for start in range(0, len(keys), _KEYS_A_CALL):
-            part = keys[start : start + _KEYS_A_CALL]
-            there = await self._call("batch_is_exist", part)
-            if there is None or min(there) < 0:
-                self._lose_client("the master does not answer")
-                return
-            self.kept += len(part)
-
     async def _bring(self, number: int, names: dict[bytes, int]) -> None:
         tiers = await self._locate(list(names))
         if tiers is None:
@@ -150,24 +141,32 @@ class Prefetcher:
             by_tier[tier].append(name)
         cold, there, gone = by_tier[Tier.SSD], by_tier[Tier.DRAM], by_tier[None]
         # With the second look the store begins to bring them.
-        if cold and await self._look_up(cold, 2):
+        if cold and await self._look_up(cold, 2) == len(cold):
             until_s = time.monotonic() + ARRIVES_WITHIN_S
             self._coming[number] = _Coming({name: names[name] for name in cold}, until_s)
-        await self._keep(there)
+        await self._look_up(there, 1)
         if there or gone:
             keys = [[names[name] for name in each] for each in (there, gone)]
             await self._streams.report(Found(0.0, number, (), *keys))
 
-    async def _look_up(self, names: Sequence[bytes], times: int) -> bool:
-        """Look blocks up that the store has; False where its client cannot be used."""
+    async def _look_up(self, names: Sequence[bytes], times: int) -> int:
+        """Look blocks up; returns how many were, all where the store's client can be used."""
         keys = self._pool.store_keys(names)
         for start in range(0, len(keys), _KEYS_A_CALL):
             part = keys[start : start + _KEYS_A_CALL]
             for _ in range(times):
-                if not await self._call("batch_get_replica_desc", part):
-                    self._lose_client("the master does not answer")
-                    return False
-        return True
+                found = await self._call("batch_get_replica_desc", part)
+                if not found and not await self._answers(part):
+                    return start
+        return len(keys)
+
+    async def _answers(self, keys: list[str]) -> bool:
+        """Whether the store has none of these keys; else its master is away."""
+        there = await self._call("batch_is_exist", keys)
+        if there is not None and min(there) >= 0:
+            return True
+        self._lose_client("the master does not answer")
+        return False
 
     async def _locate(self, names: Sequence[bytes]) -> list[Tier | None] | None:
         try:

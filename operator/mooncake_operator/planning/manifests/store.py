@@ -35,8 +35,8 @@ from mooncake_operator.planning.names import Port
 
 NODE_ROLE = "store-node"
 _PROMOTED_A_HEARTBEAT = 512
-"""Blocks that a node brings from its SSD between two heartbeats: what a drive of 3 GB/s reads of blocks of 5 MB
-in a second. With Mooncake's default of 1 a conversation would take half an hour."""
+"""Blocks that a node brings from its SSD between two heartbeats: what 3 GB/s are in blocks of 5 MB and
+seconds. With Mooncake's default of 1 a conversation would take half an hour."""
 
 
 def store_pods(plan: Plan, store: StorePlan) -> list[Object]:
