@@ -161,6 +161,35 @@ def test_with_redis_each_engine_gets_a_sidecar_that_announces_it_by_its_own_addr
     assert "run" in shared & {mount["name"] for mount in container(pod, "engine")["volumeMounts"]}
 
 
+SSD = {"size": "1Ti", "path": "/data/kv"}
+
+
+def with_ssd(**ssd):
+    pool = {"name": "kv", "replicas": 1, "segmentSize": "8Ti", "ssd": SSD | ssd}
+    return cluster(scheduler=SHARED, kvCachePools=[pool])
+
+
+def test_where_a_store_has_ssds_schedulers_plan_its_promotion_and_sidecars_have_its_client():
+    world = render(with_ssd(), ClusterNames(), credentials=SECRETS)
+    assert document(world, "q-scheduler", "scheduler.json")["promoted_store"] == "q-kv"
+    beside = container(by_name(world.pods, "q-prefill-p-0"), "sidecar")
+    config = SidecarConfig.model_validate_json(env_of(beside)["MOONCAKE_SIDECAR_CONFIG"])
+    assert config.store_client == "mooncake_simulator.store.client"
+    assert config.store_address == "q-kv-master.default.svc:21000"
+    master = container(by_name(world.pods, "q-kv-master-0"), "master")
+    assert flag(master["args"], "--promotion-on-hit") == "true"
+
+
+def test_promotion_that_is_not_wanted_is_not_planned_and_replaces_no_pod():
+    wanted = render(with_ssd(), ClusterNames(), credentials=SECRETS)
+    unwanted = render(with_ssd(promotion="None"), ClusterNames(), credentials=SECRETS)
+    assert not document(unwanted, "q-scheduler", "scheduler.json").get("promoted_store")
+    pods = {pod["metadata"]["name"]: pod for pod in wanted.pods}
+    for pod in unwanted.pods:
+        if "scheduler" not in pod["metadata"]["name"]:
+            assert pod == pods[pod["metadata"]["name"]]
+
+
 def test_without_redis_nobody_listens_so_that_no_events_are_published():
     world = render(cluster(), ClusterNames())
     engine = container(by_name(world.pods, "q-prefill-p-0"), "engine")
