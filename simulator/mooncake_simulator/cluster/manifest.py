@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+import msgspec
+
+from mooncake_core.api.arguments import hbm_tokens
 from mooncake_core.api.cluster import MooncakeCluster
 from mooncake_core.api.kvcache import KVCachePool
 from mooncake_core.api.pools import EnginePool
@@ -26,7 +29,8 @@ def spec_of(cluster: MooncakeCluster) -> ClusterSpec:
     Prefill and decode instances run at the speed of `engine.simulated.profile`; real engines, whose speed no
     manifest tells, at that of the profile of the paper; of an instance of several Pods each one does.
     With a KV cache pool, instances keep no more than fits beside the weights and fetch the rest from the
-    store, whose SSD is slower than its DRAM; without one, each counts on itself alone.
+    store, whose SSD is slower than its DRAM; without one, each counts on itself alone. Of engines' arguments
+    what tells how much KV it holds is heeded.
 
     Raises:
         NotSimulatedError: there is nothing to simulate, or a target that depends on the request.
@@ -39,12 +43,16 @@ def spec_of(cluster: MooncakeCluster) -> ClusterSpec:
             "spec.prefillPools and one into spec.decodePools"
         )
     profile = LLAMA3_70B_A800 if spec.engine.profile is None else PROFILES[spec.engine.profile]
+    told = hbm_tokens(spec.engine.args, spec.engine.block_size)
+    if told is not None:
+        profile = msgspec.structs.replace(profile, kv_capacity_tokens=told)
+    steers = spec.scheduler.redis is not None
     return ClusterSpec(
         prefill=prefill,
         decode=decode,
         profile=profile,
-        prefill_profiles=_profiles(spec.prefill_pools, profile),
-        decode_profiles=_profiles(spec.decode_pools, profile),
+        prefill_profiles=_profiles(spec.prefill_pools, profile, told),
+        decode_profiles=_profiles(spec.decode_pools, profile, told),
         policy=spec.scheduler.routing.policy,
         balancing_threshold=float(spec.scheduler.routing.balancing_threshold),
         shortest_first=spec.scheduler.routing.queue_order == "shortest-first",
@@ -54,7 +62,7 @@ def spec_of(cluster: MooncakeCluster) -> ClusterSpec:
         fetch="store" if spec.kv_cache_pools else "none",
         cache_tokens=profile.kv_capacity_tokens,
         store_tokens=_store_tokens(spec.kv_cache_pools, profile),
-        tiers=_tiers(spec.kv_cache_pools, profile),
+        tiers=_tiers(spec.kv_cache_pools, profile, steers=steers),
     )
 
 
@@ -69,15 +77,15 @@ def _store_tokens(pools: Sequence[KVCachePool], profile: Profile) -> int | None:
     return int(sum(held) / profile.kv_bytes_per_token)
 
 
-def _tiers(pools: Sequence[KVCachePool], profile: Profile) -> StoreTiers | None:
-    """DRAM and SSD, where there is an SSD; what stays in DRAM as the store itself decides it."""
+def _tiers(pools: Sequence[KVCachePool], profile: Profile, *, steers: bool) -> StoreTiers | None:
+    """DRAM and SSD, where there is an SSD; what stays in DRAM as the store decides it, steered or not."""
     if not any(pool.ssd for pool in pools):
         return None
     dram_bytes = sum(pool.replicas * quantity(pool.segment_size) for pool in pools)
     return StoreTiers(
         dram_tokens=int(dram_bytes / profile.kv_bytes_per_token),
         nodes=sum(pool.replicas for pool in pools),
-        rule="lru",
+        rule="steered" if steers and any(p.ssd and p.ssd.promotion == "Predicted" for p in pools) else "lru",
     )
 
 
@@ -97,19 +105,21 @@ def with_prefill(spec: ClusterSpec, prefill: int) -> ClusterSpec:
     return replace(spec, prefill=prefill, decode=total - prefill)
 
 
-def _profiles(pools: Sequence[EnginePool], profile: Profile) -> tuple[Profile, ...]:
+def _profiles(pools: Sequence[EnginePool], profile: Profile, told_tokens: int | None) -> tuple[Profile, ...]:
     """The profile of each instance; none where all are of one Pod."""
     if all(pool.instance.size == 1 for pool in pools):
         return ()
-    return tuple(
-        profile.over(
-            pool.instance.size,
-            tensor=pool.instance.parallelism.tensor,
-            pipeline=pool.instance.parallelism.pipeline,
-        )
-        for pool in pools
-        for _ in range(pool.replicas)
-    )
+    kinds = [_profile(pool, profile, told_tokens) for pool in pools]
+    return tuple(kind for pool, kind in zip(pools, kinds, strict=True) for _ in range(pool.replicas))
+
+
+def _profile(pool: EnginePool, profile: Profile, told_tokens: int | None) -> Profile:
+    parallelism = pool.instance.parallelism
+    whole = profile.over(pool.instance.size, tensor=parallelism.tensor, pipeline=parallelism.pipeline)
+    if told_tokens is None:
+        return whole
+    # What an engine is told to hold is the instance's, however many Pods it has.
+    return msgspec.structs.replace(whole, kv_capacity_tokens=told_tokens)
 
 
 def _seconds(target: SloTarget | None, name: str) -> float | None:

@@ -163,6 +163,7 @@ class Exchange:
         self._what_does_not_count()
         self._evicted_again()
         self._above_the_watermark()
+        self._what_is_looked_up_stays()
         self._from_threads()
         self._hanging_and_dead_master()
         self.seen["close"] = [self._store.close(), self._store.close()]
@@ -260,6 +261,26 @@ class Exchange:
         self.seen["at the watermark: refused"] = self._since(before, "rejected_watermark") != {}
         self.seen["at the watermark: stays"] = self._admin.only_on_ssd("e")
         for key in (*kept, "a"):
+            self._writer.remove(key)
+
+    def _what_is_looked_up_stays(self) -> None:
+        """Also when its lease is over: of those that were put before it, others go first."""
+        self._writer.put("stays")
+        self._writer.put("goes")
+        others = [f"other-{number}" for number in range(OBJECTS_AT_WATERMARK - 6)]
+        for key in others:
+            self._writer.put(key)
+        self._store.batch_get_replica_desc(["stays"])
+        time.sleep(1.5 * LEASE_MS / 1000)
+
+        def gone() -> bool:
+            others.append(f"other-{time.monotonic_ns()}")
+            self._writer.put(others[-1])
+            return self._admin.only_on_ssd("goes")
+
+        until(gone, "what nobody looked up leaves DRAM")
+        self.seen["looked up: stays"] = self._admin.in_memory("stays")
+        for key in (*others, "stays", "goes"):
             self._writer.remove(key)
 
     def _from_threads(self) -> None:

@@ -1,0 +1,57 @@
+"""What of a manifest the simulation goes by."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from mooncake_core.api.cluster import MooncakeCluster
+from mooncake_core.profiles import LLAMA3_70B_A800
+from mooncake_simulator.cluster.cluster import ClusterSpec
+from mooncake_simulator.cluster.manifest import spec_of
+
+EXAMPLES = Path(__file__).parents[3] / "examples"
+
+
+def simulated(name: str, **changes: Any) -> ClusterSpec:
+    manifest = yaml.safe_load((EXAMPLES / name).read_text())
+    for path, value in changes.items():
+        *folders, last = path.split("__")
+        where = manifest["spec"]
+        for folder in folders:
+            where = where[int(folder) if folder.isdigit() else folder]
+        where[last] = value
+    return spec_of(MooncakeCluster.model_validate(manifest))
+
+
+def test_an_engine_that_is_told_how_much_kv_to_hold_holds_no_more() -> None:
+    spec = simulated("tiers.yaml")
+    # One of the 800 blocks is the engine's null block.
+    assert {each.kv_capacity_tokens for each in (*spec.prefill_kinds, *spec.decode_kinds)} == {799 * 512}
+    assert spec.cache_tokens == 799 * 512
+    assert simulated("quickstart.yaml").cache_tokens == LLAMA3_70B_A800.kv_capacity_tokens
+
+
+def test_what_an_instance_of_several_pods_is_told_to_hold_is_the_instances() -> None:
+    told = simulated("multi-pod.yaml", engine__args=["--num-gpu-blocks-override=101"])
+    assert {each.kv_capacity_tokens for each in told.prefill_kinds} == {100 * 512}
+    untold = simulated("multi-pod.yaml")
+    assert {each.kv_capacity_tokens for each in untold.prefill_kinds} == {
+        2 * LLAMA3_70B_A800.kv_capacity_tokens
+    }
+
+
+@pytest.mark.parametrize(
+    ("promotion", "redis", "rule"),
+    [("Predicted", {"managed": {}}, "steered"), ("None", {"managed": {}}, "lru"), ("Predicted", None, "lru")],
+)
+def test_a_store_is_simulated_as_it_will_be_driven(promotion: str, redis: Any, rule: str) -> None:
+    ssd = {"size": "8Ti", "path": "/data/kv", "promotion": promotion}
+    scheduler = {"replicas": 2, "redis": redis} if redis else {"replicas": 1}
+    spec = simulated("tiers.yaml", kvCachePools__0__ssd=ssd, scheduler=scheduler)
+    assert spec.tiers is not None
+    assert spec.tiers.rule == rule
+    assert simulated("quickstart.yaml").tiers is None
