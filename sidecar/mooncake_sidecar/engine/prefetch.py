@@ -106,6 +106,9 @@ class Prefetcher:
                 await self._look()
             except (ConnectionError, ReplyError) as error:
                 _log.debug("no wishes can be read now", error=str(error))
+            except Exception as error:
+                # Of another version's wishes, or a foreign library: the engine's registration must not end by it.
+                _log.warning("what is wanted in DRAM is left out: it cannot be made out", error=repr(error))
 
     def close(self) -> None:
         """Let go of the store, without waiting for a call that hangs."""
@@ -163,7 +166,7 @@ class Prefetcher:
     async def _answers(self, keys: list[str]) -> bool:
         """Whether the store has none of these keys; else its master is away."""
         there = await self._call("batch_is_exist", keys)
-        if there is not None and min(there) >= 0:
+        if there and min(there) >= 0:
             return True
         self._lose_client("the master does not answer")
         return False
@@ -203,8 +206,8 @@ class Prefetcher:
         """Call the store's client in its thread; None where it cannot be used."""
         if self._client is None and not await self._connect():
             return None
-        work = getattr(self._client, name)
         try:
+            work = getattr(self._client, name)
             return await asyncio.get_running_loop().run_in_executor(self._thread, work, keys)
         except Exception as error:
             # A foreign library's: whatever it raises, the next call is made by a new one.

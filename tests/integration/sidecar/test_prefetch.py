@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
+from functools import partial
+from pathlib import Path
 
 import httpx
 import pytest
@@ -181,3 +183,64 @@ async def test_a_client_that_cannot_be_had_is_told_and_the_rest_goes_on(
         return await in_dram(shared, 20) == PROMPT_BLOCKS
 
     await until(known)
+
+
+@pytest.mark.parametrize("method", ["", "    def batch_is_exist(self, keys): return []\n"])
+async def test_a_client_unlike_mooncakes_is_told_and_the_engine_stays_registered(
+    method: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    engine: SimulatedProcess,
+    start: Start,
+    shared: SharedView,
+    streams: PromotionStreams,
+) -> None:
+    (tmp_path / "odd_store_client.py").write_text(
+        "class MooncakeDistributedStore:\n"
+        "    def setup(self, *arguments): return 0\n"
+        "    def batch_get_replica_desc(self, keys): return {}\n"
+        f"    def close(self): return 0\n{method}"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    sidecar = start(engine, store_client="odd_store_client")
+    await compute(engine, 1)
+
+    async def known(number: int) -> bool:
+        return await in_dram(shared, number) == PROMPT_BLOCKS
+
+    await until(lambda: known(1))
+
+    async def away() -> bool:
+        await streams.want([Wanted(0, keys_of(1))])
+        return sidecar.metric("mooncake_sidecar_store_client_away") == 1
+
+    await until(away)
+    await compute(engine, 2)
+    await until(lambda: known(2))
+    assert sidecar.metric("mooncake_sidecar_registered") == 1
+
+
+async def test_wishes_of_another_version_are_left_out_and_the_next_ones_done(
+    redis_server: RedisServer,
+    engine: SimulatedProcess,
+    start: Start,
+    shared: SharedView,
+    streams: PromotionStreams,
+) -> None:
+    sidecar = start(engine)
+
+    def told(error: str) -> bool:
+        return any("left out" in line and error in line for line in sidecar.log().splitlines())
+
+    await compute(engine, *range(1, 9))
+    await until_on_ssd(shared, 1)
+    with redis_server.client() as client:
+        for fields, error in (({"later": "1"}, "KeyError"), ({"n": "7", "k": b"123"}, "unpack")):
+            client.xadd(streams.wishes, fields)  # type: ignore[arg-type]
+            await until(partial(told, error))
+    await streams.want([Wanted(9, keys_of(1))])
+
+    async def came() -> bool:
+        return await in_dram(shared, 1) == PROMPT_BLOCKS
+
+    await until(came)
