@@ -5,6 +5,7 @@ import random
 import pytest
 
 from mooncake_scheduler.conductor.tiering import Following, Gaps, Pace, Planner, Scores, Sessions, Silent
+from mooncake_scheduler.conductor.tiering.following import MOST_SESSIONS
 
 
 def chain(session, blocks, shared=0):
@@ -301,6 +302,25 @@ def test_no_more_is_wanted_at_once_than_may_be_read():
     assert len(following.plan(at_s, 1.0 * RUN)) == 1
 
 
+def test_a_clock_that_went_back_leaves_nothing_to_be_read():
+    following, _ = with_room_again()
+    _, at_s = first_wish(*with_room_again())
+    assert following.plan(at_s, -1.0 * RUN) == []
+
+
+def test_a_prompt_that_ends_when_its_session_is_given_up_takes_no_room():
+    following = followed(capacity_runs=1_000)
+    for name in ("quick", "slow"):
+        following.came(name, "t", prompt(0, 4), 0.0)
+    following.ended("quick", 1.0, stored=True)
+    for session in range(1, MOST_SESSIONS + 2):
+        following.came(f"{session}", "t", prompt(session, 1), 10.0)
+        following.ended(f"{session}", 11.0, stored=False)
+    following.plan(20.0, 0)
+    following.ended("slow", 30.0, stored=True)
+    assert following.used_runs == 0
+
+
 def test_nothing_is_wanted_where_all_of_it_fits():
     following = followed(capacity_runs=1_000)
     now_s = with_gaps_of_a_minute(following, 10, 5)
@@ -363,6 +383,18 @@ def test_what_was_wanted_and_is_not_there_yet_counts_as_late():
     scores = scores_of(None)
     assert scores.in_time == 0
     assert scores.late >= 1
+
+
+def test_what_yielded_before_it_was_brought_is_wasted_and_not_in_time_too():
+    following, now_s = with_room_again()
+    wish, at_s = first_wish(following, now_s)
+    following.resize(0)
+    turn(following, 77, 1, at_s + 0.6)
+    wasted = following.scores.wasted
+    assert wasted > 0
+    following.found(wish.number, wish.keys, (), (), at_s + 1.0)
+    turn(following, wish.keys[0] // 1_000_000, 7, at_s + 5.0)
+    assert (following.scores.in_time, following.scores.wasted) == (0, wasted)
 
 
 def test_what_had_been_in_dram_all_the_time_counts_as_nothing():

@@ -95,6 +95,9 @@ class Planner:
     def stored(self, session: Session, now_s: float) -> list[int]:
         """The prompt's KV is in the store, all of it in DRAM; returns the keys that leave DRAM for it."""
         session.busy = False
+        if session not in self.sessions:
+            # Given up while this prompt was under way beside another one: nobody would ever make it yield.
+            return []
         self._warm(session, len(session.keys))
         for key in session.keys:
             # What was dropped since has been written again.
@@ -133,7 +136,7 @@ class Planner:
         chosen: dict[int, Promotion] = {}
         left: list[int] = []
         budget = most_blocks
-        while wanted and budget:
+        while wanted and budget > 0:
             full = self.used_blocks >= (1 - SLACK) * self.capacity_blocks
             least = max(yielding.least, self._level) if full else 0.0
             if -wanted[0][0] <= ADVANTAGE * least:
@@ -177,8 +180,10 @@ class Planner:
             there: keys of those that had been in DRAM all the time: nothing was won or lost by them.
             now_s: when.
         """
-        promoted = promotion.session.promoted
-        for at, key in enumerate(promotion.session.keys):
+        session = promotion.session
+        promoted = session.promoted
+        # What yielded meanwhile has its verdict.
+        for at, key in enumerate(session.keys[: session.warm]):
             if key in brought:
                 promoted[at] = now_s
             elif key in there:

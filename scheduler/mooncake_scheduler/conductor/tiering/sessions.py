@@ -74,6 +74,9 @@ class Sessions:
     def __len__(self) -> int:
         return len(self._by_silence)
 
+    def __contains__(self, session: object) -> bool:
+        return isinstance(session, Session) and self._by_silence.get(session.number) is session
+
     def __iter__(self) -> Iterator[Session]:
         """Silent longest first."""
         return iter(self._by_silence.values())
