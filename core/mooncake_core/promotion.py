@@ -13,8 +13,9 @@ times are those of Redis' clock, so that those of different processes can be com
 
 from __future__ import annotations
 
+import sys
+from array import array
 from collections.abc import Iterable, Sequence
-from struct import pack, unpack
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from mooncake_core.resp import RespClient, Script
@@ -22,6 +23,8 @@ from mooncake_core.resp import RespClient, Script
 MOST_TURNS: Final = 1_000
 """Of the last prompts, as a planner finds them that takes over; at 8 bytes a block."""
 _MOST_WISHES: Final = 200
+WISHES_LAST_S: Final = 30.0
+"""Older wishes are of no use to anybody, and those of what shall stay are large."""
 _LEADING: Final = Script("""
 local now = redis.call('GET', KEYS[1])
 if now and now ~= ARGV[1] then return 0 end
@@ -37,7 +40,7 @@ class Came(NamedTuple):
     request: str
     tenant: str
     keys: Sequence[int]
-    """Block keys of its full blocks, from the start."""
+    """Block keys of its full blocks, from the start; as all that is read here an `array('Q')`."""
 
 
 class Ended(NamedTuple):
@@ -106,7 +109,7 @@ class PromotionStreams:
         Raises:
             ConnectionError: Redis is away, nothing was told.
         """
-        self._tell(self.turns, MOST_TURNS, "r", request, "t", tenant, "k", _packed(keys))
+        self._tell("r", request, "t", tenant, "k", _packed(keys))
 
     def ended(self, request: str, *, stored: bool) -> None:
         """Tell of its end, likewise.
@@ -114,7 +117,7 @@ class PromotionStreams:
         Raises:
             ConnectionError: Redis is away, nothing was told.
         """
-        self._tell(self.turns, MOST_TURNS, "r", request, "s", int(stored))
+        self._tell("r", request, "s", int(stored))
 
     async def lead(self, who: str, ttl_s: float) -> bool:
         """Be the one who plans, or stay it, for so many seconds; False while another one is.
@@ -156,7 +159,11 @@ class PromotionStreams:
         """
         bounded = ("XADD", self.wishes, "MAXLEN", "~", _MOST_WISHES, "*")
         commands = [(*bounded, "n", each.number, "k", _packed(each.keys)) for each in wishes]
-        await self._client.call_many(commands)
+        told = await self._client.call_many(commands)
+        if told:
+            newest_ms = int(told[-1].partition(b"-")[0])
+            oldest_ms = max(0, newest_ms - int(WISHES_LAST_S * 1000))
+            self._client.send_nowait("XTRIM", self.wishes, "MINID", "~", oldest_ms)
 
     async def read_wishes(self, cursor: Cursor, most: int) -> list[Wanted]:
         """The next wishes; the cursor moves on.
@@ -197,8 +204,9 @@ class PromotionStreams:
         last = await self._client.call("XREVRANGE", stream, "+", "-", "COUNT", 1)
         return Cursor(last[0][0].decode() if last else "0")
 
-    def _tell(self, stream: str, most: int, *fields: Any) -> None:
-        self._client.send_nowait("XADD", stream, "MAXLEN", "~", most, "*", *fields)
+    def _tell(self, *fields: Any) -> None:
+        # Each prompt is told of twice.
+        self._client.send_nowait("XADD", self.turns, "MAXLEN", "~", 2 * MOST_TURNS, "*", *fields)
 
     async def _read(self, stream: str, cursor: Cursor, most: int) -> list[tuple[float, dict[bytes, bytes]]]:
         entries = await self._client.call("XRANGE", stream, f"({cursor.after}", "+", "COUNT", most)
@@ -211,8 +219,18 @@ class PromotionStreams:
 
 
 def _packed(keys: Sequence[int]) -> bytes:
-    return pack(f"<{len(keys)}Q", *keys)
+    return _little_endian(keys if isinstance(keys, array) else array("Q", keys)).tobytes()
 
 
-def _unpacked(data: bytes) -> Sequence[int]:
-    return unpack(f"<{len(data) // 8}Q", data)
+def _unpacked(data: bytes) -> array[int]:
+    # Not as ints: a long prompt has thousands of keys, and there are thousands of prompts.
+    keys = array("Q")
+    keys.frombytes(data)
+    return _little_endian(keys)
+
+
+def _little_endian(keys: array[int]) -> array[int]:
+    if sys.byteorder == "big":
+        keys = keys[:]
+        keys.byteswap()
+    return keys

@@ -7,6 +7,7 @@ scheduler tells of the prompts that it places; the one that leads plans for all.
 from __future__ import annotations
 
 import asyncio
+from array import array
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from typing import NamedTuple
@@ -37,8 +38,11 @@ SSD_BYTES_PER_S = 2e9
 FILLED = 0.85
 """Of DRAM, that a store uses for certain: at 0.9 it makes room for 0.05 by default."""
 _LONGEST_S = 5.0
-_TURNS_A_READ = 250
-_ANSWER_WITHIN_S = 5.0
+_TURNS_A_READ = 50
+"""A prompt's keys may be 64 KB, and requests wait while they are taken in."""
+_FINDINGS_A_READ = 250
+_ANSWER_WITHIN_S = 2.0
+"""Less than `LEAD_TTL_S`: a master that hangs must not end the lead."""
 
 
 class TurnLog:
@@ -108,6 +112,9 @@ class Promoter:
         self._ssd_bytes_per_s = ssd_bytes_per_s
         self._following: Following | None = None
         self._turns, self._findings = Cursor(), Cursor()
+        self._heard: list[Turn] = []
+        self._found: list[Found] = []
+        """Read and not yet learned from: what is read once cannot be read again when the next call fails."""
         self._size: StoreSize | None = None
         self._measured_s = 0.0
         self._planned_s = 0.0
@@ -169,6 +176,7 @@ class Promoter:
         """Lead: learn from what is still told of the last turns, which nobody remembers here."""
         self._turns = Cursor()
         self._findings = await self._streams.newest(self._streams.findings)
+        self._heard, self._found = [], []
         self._following = Following(self._roster.block_size_tokens)
         self._planned_s = 0.0
         _log.info("planning what is read ahead of turns", store=self._store)
@@ -177,11 +185,14 @@ class Promoter:
         following = self._following
         assert following is not None
         following.resize(size.dram_blocks)
-        turns: list[Turn] = []
-        while len(read := await self._streams.read_turns(self._turns, _TURNS_A_READ)) == _TURNS_A_READ:
-            turns += read
-        turns += read
-        findings = await self._streams.read_findings(self._findings, _TURNS_A_READ)
+        full = True
+        while full:
+            read = await self._streams.read_turns(self._turns, _TURNS_A_READ)
+            self._heard += read
+            full = len(read) == _TURNS_A_READ
+        self._found += await self._streams.read_findings(self._findings, _FINDINGS_A_READ)
+        turns, self._heard = self._heard, []
+        findings, self._found = self._found, []
         # It was long not asked where nobody led, and nobody reads for longer than this at once.
         seconds = min(_LONGEST_S, (now_s - self._planned_s)) * self._scale
         self._planned_s = now_s
@@ -205,10 +216,15 @@ class Promoter:
         if self._master is None or self._master.url != store.url:
             self.close()
             self._master = Upstream(store.url)
-        status, body = await fetch(self._master, b"GET", b"/metrics", timeout_s=_ANSWER_WITHIN_S)
-        if status == 200:
-            self._size = store_size(body.decode(errors="replace"))
-            self._measured_s = now_s
+        # One that does not answer is as large as it was: who leads goes on learning from turns meanwhile.
+        self._measured_s = now_s
+        try:
+            status, body = await fetch(self._master, b"GET", b"/metrics", timeout_s=_ANSWER_WITHIN_S)
+            size = store_size(body.decode(errors="replace")) if status == 200 else None
+        except (ConnectionError, ValueError) as error:
+            _log.debug("the store's master does not tell its size", error=str(error))
+            return
+        self._size = size or self._size
 
 
 def _decide(
@@ -218,7 +234,7 @@ def _decide(
     now_s: float,
     scale: float,
     most_blocks: float,
-) -> tuple[list[Wish], list[int]]:
+) -> tuple[list[Wish], array[int]]:
     for turn in turns:
         if isinstance(turn, Came):
             following.came(turn.request, turn.tenant, turn.keys, turn.at_s * scale)
@@ -227,7 +243,7 @@ def _decide(
     for found in findings:
         brought, there = frozenset(found.brought), frozenset(found.there)
         following.found(found.number, brought, there, found.gone, found.at_s * scale)
-    return following.plan(now_s * scale, most_blocks), following.keep(now_s * scale)
+    return following.plan(now_s * scale, most_blocks), array("Q", following.keep(now_s * scale))
 
 
 def store_size(metrics: str) -> StoreSize | None:

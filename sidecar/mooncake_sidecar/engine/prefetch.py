@@ -107,7 +107,7 @@ class Prefetcher:
             except (ConnectionError, ReplyError) as error:
                 _log.debug("no wishes can be read now", error=str(error))
             except Exception as error:
-                # Of another version's wishes, or a foreign library: the engine's registration must not end by it.
+                # Another version's wish, or a foreign library: the engine's registration must not end by it.
                 _log.warning("what is wanted in DRAM is left out: it cannot be made out", error=repr(error))
 
     def close(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -97,13 +98,15 @@ async def test_what_is_told_is_read_once_and_in_order(streams: PromotionStreams)
     cursor = Cursor()
     first = await streams.read_turns(cursor, 2)
     now_s = await streams.now_s()
-    assert [turn[1:] for turn in first] == [("r1", "ann", (1, 2**64 - 1)), ("r1", True)]
     assert isinstance(first[0], Came)
+    assert (*first[0][1:3], list(first[0].keys)) == ("r1", "ann", [1, 2**64 - 1])
+    assert first[1][1:] == ("r1", True)
     assert all(0 <= now_s - turn.at_s < 30 for turn in first)
     assert [turn[1:] for turn in await streams.read_turns(cursor, 2)] == [("r2", False)]
     assert await streams.read_turns(cursor, 2) == []
     await streams.report(Found(0.0, 7, (1,), (2, 3), ()))
-    assert [each[1:] for each in await streams.read_findings(Cursor(), 9)] == [(7, (1,), (2, 3), ())]
+    (found,) = await streams.read_findings(Cursor(), 9)
+    assert (found.number, *map(list, found[2:])) == (7, [1], [2, 3], [])
     assert await streams.read_findings(await streams.newest(streams.findings), 9) == []
 
 
@@ -112,7 +115,30 @@ async def test_what_nobody_reads_does_not_fill_redis(streams: PromotionStreams, 
         streams.came(str(number), "t", range(600))
         if number % 100 == 0:
             await streams.now_s()
-    assert await told(streams, streams.turns) <= 1.2 * MOST_TURNS
+    assert await told(streams, streams.turns) <= 1.2 * 2 * MOST_TURNS
+    assert client.posted_errors == 0
+
+
+async def test_who_takes_over_finds_the_last_thousand_prompts_and_their_ends(
+    streams: PromotionStreams,
+) -> None:
+    for number in range(2 * MOST_TURNS):
+        streams.came(str(number), "t", range(600))
+        streams.ended(str(number), stored=True)
+    turns = await streams.read_turns(Cursor(), 9 * MOST_TURNS)
+    assert len([turn for turn in turns if isinstance(turn, Came)]) >= MOST_TURNS
+
+
+async def test_wishes_that_are_too_old_to_be_of_use_leave_redis(
+    streams: PromotionStreams, client: RespClient
+) -> None:
+    await client.call("XADD", streams.wishes, "1-0", "n", 0, "k", bytes(80_000))
+    await streams.want([Wanted(1, [7])])
+
+    async def only_the_new_one() -> bool:
+        return [wish.number for wish in await wishes(streams)] == [1]
+
+    await until(only_the_new_one)
     assert client.posted_errors == 0
 
 
@@ -197,6 +223,44 @@ async def test_who_takes_over_knows_the_conversations_of_before(
         assert sessions.samples[0].value == 3
         one.close()
         two.close()
+
+
+def known_sessions(promoter: Promoter) -> float:
+    (family,) = [each for each in promoter.families() if each.name == "mooncake_promotion_sessions"]
+    return float(family.samples[0].value)
+
+
+async def test_who_leads_goes_on_learning_while_the_master_hangs(
+    redis_server: RedisServer, streams: PromotionStreams, simulated: Simulated
+) -> None:
+    master = await asyncio.to_thread(holding_a_block, simulated)
+    async with roster_with(redis_server, master.bootstrap_url) as roster:
+        one = promoter(streams, roster, "one")
+        await one.step()
+        master.process.send_signal(signal.SIGSTOP)
+        one._measured_s = 0.0
+        streams.came("1", "t", range(4))
+        await one.step()
+        master.process.send_signal(signal.SIGCONT)
+        assert not await streams.lead("two", LEAD_TTL_S), "its lead was over before it was done"
+        assert known_sessions(one) == 1
+        one.close()
+
+
+async def test_turns_are_not_lost_where_redis_fails_in_between(
+    redis_server: RedisServer, streams: PromotionStreams, client: RespClient, simulated: Simulated
+) -> None:
+    master = await asyncio.to_thread(holding_a_block, simulated)
+    async with roster_with(redis_server, master.bootstrap_url) as roster:
+        one = promoter(streams, roster, "one")
+        await one.step()
+        streams.came("1", "t", range(4))
+        await client.call("SET", streams.findings, "no stream")
+        await one.step()
+        await client.call("DEL", streams.findings)
+        await one.step()
+        assert known_sessions(one) == 1
+        one.close()
 
 
 async def test_nothing_is_planned_while_the_store_tells_nothing(

@@ -168,6 +168,6 @@ class Following:
             self.ended(request, now_s, stored=False)
         while len(self._asked) > _MOST_WISHES:
             self._asked.popitem(last=False)
-        if len(self._keys) > 2 * MOST_SESSIONS:
+        if len(self._keys) > len(self._planner.sessions):
             living = {session.number for session in self._planner.sessions}
             self._keys = {number: keys for number, keys in self._keys.items() if number in living}
