@@ -211,6 +211,11 @@ class Pool:
                 self._by_key[block.key] = block.hash
                 self._inherited.add(block.hash)
 
+    def _forget_key(self, key: int, name: bytes) -> None:
+        # An engine that hashes otherwise since its restart has put the same tokens there by another name.
+        if self._by_key.get(key) == name:
+            del self._by_key[key]
+
     async def _enter(self, epoch: int) -> None:
         """Write under an epoch of the pool from now on; what this engine knows of it is written again."""
         source = Source(self._record.id, epoch)
@@ -261,7 +266,7 @@ class Pool:
         registered = await self._registry.register(self._record)
         lost = [name for name in self._unchecked if name not in kept and not self._is_fresh(name, asked_at_s)]
         for name in lost:
-            self._by_key.pop(self._unchecked.pop(name)[0], None)
+            self._forget_key(self._unchecked.pop(name)[0], name)
         self._inherited.clear()
         self._gone.clear()
         for tier in (Tier.DRAM, Tier.SSD):
@@ -294,7 +299,7 @@ class Pool:
         key, before, _ = known
         if tier is None:
             self.gone += 1
-            self._by_key.pop(key, None)
+            self._forget_key(key, name)
             self._gone.append(name)
             self._outbox.append(Removed([key], before))
             self._residency.pool_lost([name], before)

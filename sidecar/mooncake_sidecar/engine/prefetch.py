@@ -59,7 +59,8 @@ class StoreClient(Protocol):
 class _Coming:
     """Blocks of one wish that are on their way to DRAM."""
 
-    def __init__(self, names: dict[bytes, int], until_s: float) -> None:
+    def __init__(self, number: int, names: dict[bytes, int], until_s: float) -> None:
+        self.number = number
         self.names = names
         self.until_s = until_s
 
@@ -95,7 +96,8 @@ class Prefetcher:
         # Its own: a look-up that hangs because the master is away must not hold up what else needs threads.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="store-client")
         self._cursor: Cursor | None = None
-        self._coming: dict[int, _Coming] = {}
+        self._coming: list[_Coming] = []
+        """Not by number: who leads next counts from 1 again."""
         self._locate_at_s = 0.0
 
     async def run(self) -> None:
@@ -146,7 +148,7 @@ class Prefetcher:
         # With the second look the store begins to bring them.
         if cold and await self._look_up(cold, 2) == len(cold):
             until_s = time.monotonic() + ARRIVES_WITHIN_S
-            self._coming[number] = _Coming({name: names[name] for name in cold}, until_s)
+            self._coming.append(_Coming(number, {name: names[name] for name in cold}, until_s))
         await self._look_up(there, 1)
         if there or gone:
             keys = [[names[name] for name in each] for each in (there, gone)]
@@ -179,7 +181,7 @@ class Prefetcher:
             return None
 
     async def _see_what_came(self, now_s: float) -> None:
-        for number, coming in list(self._coming.items()):
+        for coming in list(self._coming):
             names = list(coming.names)
             tiers = await self._locate(names) or [Tier.SSD] * len(names)
             brought, gone = [], []
@@ -194,10 +196,10 @@ class Prefetcher:
                     self._pool.learn(name, tier)
             self.brought += len(brought)
             if brought or gone:
-                await self._streams.report(Found(0.0, number, brought, (), gone))
+                await self._streams.report(Found(0.0, coming.number, brought, (), gone))
             if not coming.names or now_s > coming.until_s:
                 self.not_brought += len(coming.names)
-                del self._coming[number]
+                self._coming.remove(coming)
             elif not brought:
                 # It takes none while it is too full, and forgets that it was asked.
                 await self._look_up(list(coming.names), 1)

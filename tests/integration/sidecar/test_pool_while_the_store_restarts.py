@@ -15,7 +15,7 @@ from mooncake_core.registry import EngineKind, Instance, Role
 from mooncake_core.registry.redis import RedisRegistry
 from mooncake_core.resp import RespClient
 from mooncake_core.store_keys import store_key
-from mooncake_sidecar.engine.mirror import Put
+from mooncake_sidecar.engine.mirror import Put, Shared
 from mooncake_sidecar.engine.pool import Pool, pool_record
 from mooncake_sidecar.engine.residency import Residency
 from mooncake_testing.redis import RedisServer
@@ -161,6 +161,18 @@ async def test_a_block_put_again_while_the_master_says_that_it_is_gone_is_kept(
     await sidecar.written()
     assert sidecar.known() == {LATE}
     assert await shared.held({LATE}, "pool", tier=1) == {LATE}
+
+
+async def test_a_block_that_has_two_names_is_known_by_the_other_one_when_one_is_gone(
+    sidecar: OneSidecar,
+) -> None:
+    sidecar.put([LATE])
+    await sidecar.written()
+    hashed_otherwise = Shared(bytes(32), LATE, Tier.DRAM)
+    sidecar.pool.tell([hashed_otherwise])
+    sidecar.master.names = {store_key("tiny", hashed_otherwise.hash)}
+    await sidecar.checked(answers=1)
+    assert sidecar.pool.known([LATE]) == {hashed_otherwise.hash: LATE}
 
 
 async def test_a_loss_found_out_while_redis_does_not_answer_is_found_out_again(

@@ -118,6 +118,22 @@ async def test_blocks_on_ssd_that_are_wanted_come_to_dram_and_the_index_knows(
     assert sidecar.metric("mooncake_sidecar_pool_blocks_promoted_total") == PROMPT_BLOCKS
 
 
+async def test_wishes_of_two_that_led_one_after_the_other_are_both_answered(
+    engine: SimulatedProcess, start: Start, shared: SharedView, streams: PromotionStreams
+) -> None:
+    start(engine)
+    await compute(engine, *range(1, 10))
+    for number in (1, 2):
+        await until_on_ssd(shared, number)
+    await streams.want([Wanted(7, keys_of(1)), Wanted(7, keys_of(2))])
+
+    async def both_told() -> bool:
+        brought = {key for found in await findings(streams, 7) for key in found.brought}
+        return brought == {*keys_of(1), *keys_of(2)}
+
+    await until(both_told, within_s=50)
+
+
 async def test_what_is_looked_up_stays_and_what_is_not_makes_room(
     engine: SimulatedProcess, start: Start, shared: SharedView, streams: PromotionStreams
 ) -> None:
