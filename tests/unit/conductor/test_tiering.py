@@ -1,6 +1,8 @@
 """What is learned of sessions, and what leaves DRAM and comes back for it."""
 
 import random
+import weakref
+from array import array
 
 import pytest
 
@@ -300,6 +302,31 @@ def test_no_more_is_wanted_at_once_than_may_be_read():
     _, at_s = first_wish(*with_room_again())
     assert following.plan(at_s, 0.9 * RUN) == []
     assert len(following.plan(at_s, 1.0 * RUN)) == 1
+
+
+def test_what_was_wanted_for_a_turn_is_not_wanted_again_with_what_joins_it():
+    following, now_s = with_room_again()
+    wanted = {}
+    for at in range(120):
+        for wish in following.plan(now_s + at, 1.0 * RUN):
+            wanted.setdefault(wish.keys[0] // 1_000_000, []).extend(wish.keys)
+    assert any(len(keys) == 6 * RUN for keys in wanted.values())
+    for session, keys in wanted.items():
+        assert keys == prompt(session, len(keys) // RUN)
+
+
+def test_prompts_of_sessions_that_were_given_up_are_forgotten():
+    following = followed(capacity_runs=1_000)
+    keys = array("Q", prompt(0, 4))
+    prompt_of_the_first = weakref.ref(keys)
+    following.came("first", "t", keys, 0.0)
+    following.ended("first", 1.0, stored=True)
+    del keys
+    for session in range(1, MOST_SESSIONS + 2):
+        turn(following, session, 1, 10.0)
+    following.plan(20.0, 0)
+    following.plan(21.0, 0)
+    assert prompt_of_the_first() is None
 
 
 def test_a_clock_that_went_back_leaves_nothing_to_be_read():

@@ -29,7 +29,7 @@ _MOST_WISHES = 1_000
 
 
 class Wish(NamedTuple):
-    """Blocks of one session that shall lie in DRAM, from its start."""
+    """Blocks of one session that shall lie in DRAM: from its start, or what joins those wanted before."""
 
     number: int
     """By which the answers are told apart, from 1."""
@@ -61,6 +61,8 @@ class Following:
         self._under_way: OrderedDict[str, _UnderWay] = OrderedDict()
         self._keys: dict[int, Sequence[int]] = {}
         """All block keys of each session's latest prompt, by the session's number."""
+        self._begun: dict[int, int] = {}
+        """Turn of each session, by its number, of which the start was wanted already."""
         self._asked: OrderedDict[int, _Asked] = OrderedDict()
         self._wishes = 0
 
@@ -122,7 +124,12 @@ class Following:
             session = promotion.session
             self._wishes += 1
             self._asked[self._wishes] = _Asked(promotion, session.turn)
-            wishes.append(Wish(self._wishes, self._blocks(session)))
+            keys = self._blocks(session)
+            if self._begun.get(session.number) == session.turn:
+                # Whoever brings blocks asks where each of them lies: of a whole prompt once only.
+                keys = keys[promotion.first * self.run_blocks :]
+            self._begun[session.number] = session.turn
+            wishes.append(Wish(self._wishes, keys))
         return wishes
 
     def keep(self, now_s: float) -> list[int]:
@@ -171,3 +178,4 @@ class Following:
         if len(self._keys) > len(self._planner.sessions):
             living = {session.number for session in self._planner.sessions}
             self._keys = {number: keys for number, keys in self._keys.items() if number in living}
+            self._begun = {number: turn for number, turn in self._begun.items() if number in living}
