@@ -7,9 +7,10 @@ scheduler tells of the prompts that it places; the one that leads plans for all.
 from __future__ import annotations
 
 import asyncio
+import sys
 from array import array
-from collections.abc import Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import NamedTuple
 
 import structlog
@@ -38,6 +39,8 @@ SSD_BYTES_PER_S = 2e9
 FILLED = 0.85
 """Of DRAM, that a store uses for certain: at 0.9 it makes room for 0.05 by default."""
 _LONGEST_S = 5.0
+_GIVE_WAY_S = 0.0005
+"""A plan lets go of the interpreter so soon: with Python's 5 ms each wake-up of a request waits that long."""
 _TURNS_A_READ = 50
 """A prompt's keys may be 64 KB, and requests wait while they are taken in."""
 _FINDINGS_A_READ = 250
@@ -198,9 +201,10 @@ class Promoter:
         self._planned_s = now_s
         most_blocks = READ_AHEAD_SHARE * self._ssd_bytes_per_s * size.nodes * seconds / size.block_bytes
         # A thousand conversations take tens of milliseconds, in which requests must go on.
-        wishes, keep = await asyncio.to_thread(
-            _decide, following, turns, findings, now_s, self._scale, most_blocks
-        )
+        with _giving_way():
+            wishes, keep = await asyncio.to_thread(
+                _decide, following, turns, findings, now_s, self._scale, most_blocks
+            )
         wanted = [Wanted(wish.number, wish.keys) for wish in wishes]
         if keep:
             wanted.append(Wanted(0, keep))
@@ -225,6 +229,16 @@ class Promoter:
             _log.debug("the store's master does not tell its size", error=str(error))
             return
         self._size = size or self._size
+
+
+@contextmanager
+def _giving_way() -> Iterator[None]:
+    usual_s = sys.getswitchinterval()
+    sys.setswitchinterval(_GIVE_WAY_S)
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(usual_s)
 
 
 def _decide(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import sys
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -17,6 +18,7 @@ from mooncake_core.promotion import MOST_TURNS, Came, Cursor, Ended, Found, Prom
 from mooncake_core.registry import EngineKind, Instance, Role
 from mooncake_core.registry.redis import RedisRegistry
 from mooncake_core.resp import RespClient
+from mooncake_scheduler.conductor.tiering import Following, Wish
 from mooncake_scheduler.gateway.roster import Roster
 from mooncake_scheduler.promotion import LEAD_TTL_S, Promoter, store_size
 from mooncake_testing.gateway import gateway
@@ -260,6 +262,31 @@ async def test_turns_are_not_lost_where_redis_fails_in_between(
         await one.step()
         assert known_sessions(one) == 1
         one.close()
+
+
+async def test_a_plan_gives_way_to_requests_sooner_than_other_threads_do(
+    redis_server: RedisServer,
+    streams: PromotionStreams,
+    simulated: Simulated,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    seen_s: list[float] = []
+    plan = Following.plan
+
+    def watched(self: Following, now_s: float, most_blocks: float) -> list[Wish]:
+        seen_s.append(sys.getswitchinterval())
+        return plan(self, now_s, most_blocks)
+
+    monkeypatch.setattr(Following, "plan", watched)
+    usual_s = sys.getswitchinterval()
+    master = await asyncio.to_thread(holding_a_block, simulated)
+    async with roster_with(redis_server, master.bootstrap_url) as roster:
+        one = promoter(streams, roster, "one")
+        await one.step()
+        one.close()
+    assert seen_s
+    assert max(seen_s) < 0.001
+    assert sys.getswitchinterval() == usual_s
 
 
 async def test_nothing_is_planned_while_the_store_tells_nothing(
