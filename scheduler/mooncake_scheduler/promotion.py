@@ -122,6 +122,9 @@ class Promoter:
         self._measured_s = 0.0
         self._planned_s = 0.0
         self._master: Upstream | None = None
+        self._unmeasured = ""
+        """Why the store's size was not told when it was last asked for."""
+        self._told_trouble = False
 
     @property
     def leads(self) -> bool:
@@ -130,19 +133,29 @@ class Promoter:
 
     async def step(self) -> None:
         """Read what happened, plan, say what is wanted."""
+        trouble = ""
         try:
-            if not await self._streams.lead(self._who, LEAD_TTL_S):
-                self._following = None
-                return
-            now_s = await self._streams.now_s()
-            await self._measure(now_s)
-            if self._size is None:
-                return
-            if self._following is None:
-                await self._begin()
-            await self._plan(now_s, self._size)
+            await self._step()
         except (ConnectionError, ReplyError) as error:
-            _log.debug("no promotion can be planned now", error=str(error))
+            trouble = str(error)
+        trouble = trouble or self._unmeasured
+        if trouble and not self._told_trouble:
+            _log.warning(
+                "what is read ahead of turns cannot be planned well", store=self._store, error=trouble
+            )
+        self._told_trouble = bool(trouble)
+
+    async def _step(self) -> None:
+        if not await self._streams.lead(self._who, LEAD_TTL_S):
+            self._following = None
+            return
+        now_s = await self._streams.now_s()
+        await self._measure(now_s)
+        if self._size is None:
+            return
+        if self._following is None:
+            await self._begin()
+        await self._plan(now_s, self._size)
 
     def close(self) -> None:
         """Drop the connection to the master."""
@@ -222,13 +235,14 @@ class Promoter:
             self._master = Upstream(store.url)
         # One that does not answer is as large as it was: who leads goes on learning from turns meanwhile.
         self._measured_s = now_s
+        self._unmeasured = ""
         try:
             status, body = await fetch(self._master, b"GET", b"/metrics", timeout_s=_ANSWER_WITHIN_S)
-            size = store_size(body.decode(errors="replace")) if status == 200 else None
+            if status != 200:
+                raise ValueError(f"HTTP {status}; it must be the admin port of the store's master")
+            self._size = store_size(body.decode(errors="replace")) or self._size
         except (ConnectionError, ValueError) as error:
-            _log.debug("the store's master does not tell its size", error=str(error))
-            return
-        self._size = size or self._size
+            self._unmeasured = f"{store.url}/metrics: {error}"
 
 
 @contextmanager

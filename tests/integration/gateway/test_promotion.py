@@ -12,6 +12,7 @@ from pathlib import Path
 import httpx
 import msgspec
 import pytest
+from structlog.testing import capture_logs
 
 from mooncake_core.blocks import block_keys
 from mooncake_core.promotion import MOST_TURNS, Came, Cursor, Ended, Found, PromotionStreams, Wanted
@@ -257,7 +258,9 @@ async def test_turns_are_not_lost_where_redis_fails_in_between(
         await one.step()
         streams.came("1", "t", range(4))
         await client.call("SET", streams.findings, "no stream")
-        await one.step()
+        with capture_logs() as logs:
+            await one.step()
+        assert [line["error"][:9] for line in logs] == ["WRONGTYPE"]
         await client.call("DEL", streams.findings)
         await one.step()
         assert known_sessions(one) == 1
@@ -295,7 +298,11 @@ async def test_nothing_is_planned_while_the_store_tells_nothing(
     async with roster_with(redis_server, "http://127.0.0.1:9") as roster:
         one = promoter(streams, roster, "one")
         streams.came("1", "t", range(10))
-        await one.step()
+        with capture_logs() as logs:
+            await one.step()
+            await one.step()
+        (told,) = [line for line in logs if line["log_level"] == "warning"]
+        assert "http://127.0.0.1:9/metrics" in told["error"]
         assert not one.leads
         assert await wishes(streams) == []
         roster.stores.clear()
