@@ -83,10 +83,17 @@ class Cursor:
         after: the last entry that it has, `0` = none; `$` is not among them, see `PromotionStreams.newest`.
     """
 
-    __slots__ = ("after",)
+    __slots__ = ("after", "server")
 
     def __init__(self, after: str = "0") -> None:
         self.after = after
+        self.server: str | None = None
+        """Redis process that was read from last."""
+
+    @property
+    def order(self) -> tuple[int, ...]:
+        """By which cursors compare."""
+        return tuple(int(part) for part in self.after.split("-"))
 
 
 class PromotionStreams:
@@ -209,6 +216,11 @@ class PromotionStreams:
         self._client.send_nowait("XADD", self.turns, "MAXLEN", "~", 2 * MOST_TURNS, "*", *fields)
 
     async def _read(self, stream: str, cursor: Cursor, most: int) -> list[tuple[float, dict[bytes, bytes]]]:
+        if cursor.server != self._client.run_id:
+            # Entries are numbered by Redis' clock, and that of the next one may be behind.
+            if cursor.server is not None and (newest := await self.newest(stream)).order < cursor.order:
+                cursor.after = newest.after
+            cursor.server = self._client.run_id
         entries = await self._client.call("XRANGE", stream, f"({cursor.after}", "+", "COUNT", most)
         read = []
         for name, fields in entries:

@@ -224,7 +224,7 @@ class Promoter:
         await self._streams.want(wanted)
 
     async def _measure(self, now_s: float) -> None:
-        if self._size is not None and now_s - self._measured_s < MEASURE_EVERY_S:
+        if self._size is not None and 0 <= now_s - self._measured_s < MEASURE_EVERY_S:
             return
         store = self._roster.stores.get(self._store)
         if store is None:

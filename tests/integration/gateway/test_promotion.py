@@ -145,6 +145,23 @@ async def test_wishes_that_are_too_old_to_be_of_use_leave_redis(
     assert client.posted_errors == 0
 
 
+async def test_who_reads_goes_on_with_the_next_redis_whose_clock_is_behind(
+    redis_server: RedisServer, streams: PromotionStreams
+) -> None:
+    far_ahead_ms = 9_000_000_000_000
+    cursor = Cursor()
+    with redis_server.client() as redis:
+        redis.xadd(streams.wishes, {"n": 1, "k": b""}, id=f"{far_ahead_ms}-1")
+    assert [wish.number for wish in await streams.read_wishes(cursor, 9)] == [1]
+    redis_server.restart()
+
+    async def heard() -> bool:
+        await streams.want([Wanted(2, [7])])
+        return bool(await streams.read_wishes(cursor, 9))
+
+    await until(heard, within_s=20)
+
+
 async def test_one_plans_at_a_time_and_the_next_one_when_it_is_gone(streams: PromotionStreams) -> None:
     assert await streams.lead("a", 0.5)
     assert not await streams.lead("b", 0.5)

@@ -365,6 +365,14 @@ def test_what_is_to_stay_is_looked_up_when_nobody_has_read_it_for_a_while():
     assert following.keep(10.0) == prompt(1, 3)
 
 
+def test_what_is_to_stay_is_looked_up_after_a_clock_went_back():
+    following = followed(capacity_runs=1_000)
+    turn(following, 1, 3, 1_000.0)
+    assert following.keep(500.0) == prompt(1, 3)
+    assert following.keep(504.0) == []
+    assert following.keep(505.0) == prompt(1, 3)
+
+
 def test_what_conversations_have_in_common_is_looked_up_once():
     following = followed(capacity_runs=1_000)
     for name, own in (("a", 5_000), ("b", 9_000)):
