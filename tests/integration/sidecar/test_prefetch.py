@@ -95,6 +95,16 @@ async def until_on_ssd(shared: SharedView, number: int) -> None:
     await until(left)
 
 
+async def until_it_listens(sidecar: SidecarProcess, streams: PromotionStreams, number: int) -> None:
+    """Until the sidecar carries wishes out: those of before its time it leaves alone."""
+
+    async def carries_out() -> bool:
+        await streams.want([Wanted(0, keys_of(number))])
+        return sidecar.metric("mooncake_sidecar_pool_blocks_kept_total") > 0
+
+    await until(carries_out)
+
+
 async def findings(streams: PromotionStreams, number: int) -> list[Found]:
     return [found for found in await streams.read_findings(Cursor(), 100) if found.number == number]
 
@@ -105,6 +115,7 @@ async def test_blocks_on_ssd_that_are_wanted_come_to_dram_and_the_index_knows(
     sidecar = start(engine)
     await compute(engine, *range(1, 9))
     await until_on_ssd(shared, 1)
+    await until_it_listens(sidecar, streams, 8)
     await streams.want([Wanted(7, [*keys_of(1), *keys_of(8), 12345])])
 
     async def came() -> bool:
@@ -190,8 +201,12 @@ async def test_a_client_that_cannot_be_had_is_told_and_the_rest_goes_on(
     sidecar = start(engine, store_client="mooncake_no_such_module")
     await compute(engine, *range(1, 9))
     await until_on_ssd(shared, 1)
-    await streams.want([Wanted(7, keys_of(1))])
-    await until(lambda: sidecar.metric("mooncake_sidecar_store_client_away") == 1)
+
+    async def away() -> bool:
+        await streams.want([Wanted(7, keys_of(1))])
+        return sidecar.metric("mooncake_sidecar_store_client_away") == 1
+
+    await until(away)
     assert "mooncake_no_such_module" in sidecar.log()
     await compute(engine, 20)
 
@@ -250,6 +265,7 @@ async def test_wishes_of_another_version_are_left_out_and_the_next_ones_done(
 
     await compute(engine, *range(1, 9))
     await until_on_ssd(shared, 1)
+    await until_it_listens(sidecar, streams, 8)
     with redis_server.client() as client:
         for fields, error in (({"later": "1"}, "KeyError"), ({"n": "7", "k": b"123"}, "ValueError")):
             client.xadd(streams.wishes, fields)  # type: ignore[arg-type]
