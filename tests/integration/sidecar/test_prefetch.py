@@ -119,11 +119,15 @@ async def test_blocks_on_ssd_that_are_wanted_come_to_dram_and_the_index_knows(
     await streams.want([Wanted(7, [*keys_of(1), *keys_of(8), 12345])])
 
     async def came() -> bool:
+        told = await findings(streams, 7)
+        return {key for found in told for key in found.brought} == set(keys_of(1))
+
+    async def is_known() -> bool:
         return await in_dram(shared, 1) == PROMPT_BLOCKS
 
     await until(came)
+    await until(is_known)
     told = await findings(streams, 7)
-    assert {key for found in told for key in found.brought} == set(keys_of(1))
     assert {key for found in told for key in found.there} == set(keys_of(8))
     assert not any(found.gone for found in told)
     assert sidecar.metric("mooncake_sidecar_pool_blocks_promoted_total") == PROMPT_BLOCKS
