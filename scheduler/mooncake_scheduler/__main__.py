@@ -17,7 +17,7 @@ from mooncake_core.config.base import ConfigError
 from mooncake_core.config.scheduler import SchedulerConfig
 from mooncake_core.ending import then_exit
 from mooncake_core.standard_streams import lose_what_cannot_be_written
-from mooncake_scheduler.app import build_scheduler, wanted_ports
+from mooncake_scheduler.assembly import build_scheduler, wanted_ports
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -12,7 +12,8 @@ import msgspec
 
 from mooncake_core.config.scheduler import SchedulerConfig
 from mooncake_core.registry import Instance
-from mooncake_scheduler.app import Scheduler, build_scheduler
+from mooncake_scheduler.app import Scheduler
+from mooncake_scheduler.assembly import build_scheduler
 from mooncake_testing.ports import free_port
 from mooncake_testing.waiting import until
 

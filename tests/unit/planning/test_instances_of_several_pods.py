@@ -23,7 +23,7 @@ from mooncake_operator.planning.manifests.revisions import controller_revision, 
 from mooncake_operator.planning.manifests.services import still_looked_up
 from mooncake_operator.planning.reading import observed_pod, observed_revision
 from mooncake_operator.planning.wishes import Identity, desired_cluster
-from mooncake_scheduler.app import starting_costs
+from mooncake_scheduler.assembly import starting_costs
 from mooncake_scheduler.conductor.cost import CostModel
 from mooncake_simulator.engine.options import parse
 

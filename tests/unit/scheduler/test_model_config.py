@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from mooncake_core.config import ListenConfig, SchedulerConfig
-from mooncake_scheduler.app import build_scheduler
+from mooncake_scheduler.assembly import build_scheduler
 from mooncake_scheduler.model_config import kv_bytes_per_token
 
 LLAMA3_70B = {
