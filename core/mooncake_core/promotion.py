@@ -31,6 +31,10 @@ if now and now ~= ARGV[1] then return 0 end
 redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])
 return 1
 """)
+_LEAVING: Final = Script("""
+if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('DEL', KEYS[1]) end
+return 0
+""")
 
 
 class Came(NamedTuple):
@@ -133,6 +137,14 @@ class PromotionStreams:
             ConnectionError: Redis is away.
         """
         return bool(await self._client.eval(_LEADING, [self._planner], [who, int(ttl_s * 1000)]))
+
+    async def leave(self, who: str) -> None:
+        """Plan no more: the next one need not wait until the lead ends by itself.
+
+        Raises:
+            ConnectionError: Redis is away.
+        """
+        await self._client.eval(_LEAVING, [self._planner], [who])
 
     async def now_s(self) -> float:
         """The time by Redis' clock.

@@ -133,7 +133,7 @@ class Scheduler:
         if self._sidecars is not None:
             self._sidecars.close()
         if self._promoter is not None:
-            self._promoter.close()
+            await self._promoter.leave()
         if self.shared is not None:
             await self.shared.close()
         # One turn of the loop lets connection_lost run everywhere.

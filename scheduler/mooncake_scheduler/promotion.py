@@ -157,6 +157,14 @@ class Promoter:
             await self._begin()
         await self._plan(now_s, self._size)
 
+    async def leave(self) -> None:
+        """Let another scheduler plan; call `step` no more."""
+        if self._following is not None:
+            self._following = None
+            with suppress(ConnectionError, ReplyError):
+                await self._streams.leave(self._who)
+        self.close()
+
     def close(self) -> None:
         """Drop the connection to the master."""
         if self._master is not None:

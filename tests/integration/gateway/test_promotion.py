@@ -174,6 +174,14 @@ async def test_one_plans_at_a_time_and_the_next_one_when_it_is_gone(streams: Pro
     assert not await streams.lead("a", 0.5)
 
 
+async def test_who_leaves_gives_the_lead_up_and_takes_nobody_elses(streams: PromotionStreams) -> None:
+    assert await streams.lead("a", 60)
+    await streams.leave("b")
+    assert not await streams.lead("b", 60)
+    await streams.leave("a")
+    assert await streams.lead("b", 60)
+
+
 async def test_conversations_that_left_dram_are_wanted_before_their_next_turn(
     redis_server: RedisServer, streams: PromotionStreams, simulated: Simulated
 ) -> None:
