@@ -12,11 +12,7 @@ import io
 import json
 import os
 import sys
-from typing import TYPE_CHECKING, TextIO
-
-if TYPE_CHECKING:
-    from _typeshed import ReadableBuffer
-
+from typing import Any, TextIO
 
 _NEWLINE = ord("\n")
 
@@ -59,8 +55,8 @@ class LossyFile(io.RawIOBase):
     def isatty(self) -> bool:
         return os.isatty(self._descriptor)
 
-    def write(self, data: ReadableBuffer, /) -> int:
-        """Write all of it or lose the rest."""
+    def write(self, data: Any, /) -> int:
+        """Write all of it, bytes or what shows as such, or lose the rest."""
         lines = bytes(data)
         if self._lost_lines and self._put(self._notice()):
             self._lost_lines += _count(lines)
