@@ -68,6 +68,30 @@ def pack_tokens(tokens: Tokens) -> memoryview:
     return memoryview(ids).cast("B")
 
 
+def pack_keys(keys: Sequence[int]) -> bytes:
+    """Block keys as little-endian u64."""
+    packed = keys if isinstance(keys, array) and keys.typecode == "Q" else array("Q", keys)
+    return _little_endian(packed).tobytes()
+
+
+def unpack_keys(data: bytes) -> array[int]:
+    """Block keys from their little-endian u64.
+
+    Raises:
+        ValueError: the bytes are no whole number of keys.
+    """
+    keys = array("Q")
+    keys.frombytes(data)
+    return _little_endian(keys)
+
+
+def _little_endian(keys: array[int]) -> array[int]:
+    if _BIG_ENDIAN:
+        keys = keys[:]
+        keys.byteswap()
+    return keys
+
+
 def local_hashes(tokens: Tokens, block_size_tokens: int, seed: int = CHAIN_SEED) -> list[int]:
     """The hash of each full block by itself, in order.
 

@@ -13,11 +13,10 @@ times are those of Redis' clock, so that those of different processes can be com
 
 from __future__ import annotations
 
-import sys
-from array import array
 from collections.abc import Iterable, Sequence
 from typing import Any, Final, NamedTuple, TypeAlias
 
+from mooncake_core.blocks import pack_keys, unpack_keys
 from mooncake_core.resp import RespClient, Script
 
 MOST_TURNS: Final = 1_000
@@ -44,7 +43,8 @@ class Came(NamedTuple):
     request: str
     tenant: str
     keys: Sequence[int]
-    """Block keys of its full blocks, from the start; as all that is read here an `array('Q')`."""
+    """Block keys of its full blocks, from the start; as all that is read here an `array('Q')` and no ints: a
+    long prompt has thousands, and there are thousands of prompts."""
 
 
 class Ended(NamedTuple):
@@ -120,7 +120,7 @@ class PromotionStreams:
         Raises:
             ConnectionError: Redis is away, nothing was told.
         """
-        self._tell("r", request, "t", tenant, "k", _packed(keys))
+        self._tell("r", request, "t", tenant, "k", pack_keys(keys))
 
     def ended(self, request: str, *, stored: bool) -> None:
         """Tell of its end, likewise.
@@ -165,7 +165,7 @@ class PromotionStreams:
         for at_s, fields in await self._read(self.turns, cursor, most):
             request = fields[b"r"].decode()
             if b"k" in fields:
-                turns.append(Came(at_s, request, fields[b"t"].decode(), _unpacked(fields[b"k"])))
+                turns.append(Came(at_s, request, fields[b"t"].decode(), unpack_keys(fields[b"k"])))
             else:
                 turns.append(Ended(at_s, request, fields[b"s"] == b"1"))
         return turns
@@ -177,7 +177,7 @@ class PromotionStreams:
             ConnectionError: Redis is away.
         """
         bounded = ("XADD", self.wishes, "MAXLEN", "~", _MOST_WISHES, "*")
-        commands = [(*bounded, "n", each.number, "k", _packed(each.keys)) for each in wishes]
+        commands = [(*bounded, "n", each.number, "k", pack_keys(each.keys)) for each in wishes]
         told = await self._client.call_many(commands)
         if told:
             newest_ms = int(told[-1].partition(b"-")[0])
@@ -191,7 +191,7 @@ class PromotionStreams:
             ConnectionError: Redis is away.
         """
         read = await self._read(self.wishes, cursor, most)
-        return [Wanted(int(fields[b"n"]), _unpacked(fields[b"k"])) for _, fields in read]
+        return [Wanted(int(fields[b"n"]), unpack_keys(fields[b"k"])) for _, fields in read]
 
     async def report(self, found: Found) -> None:
         """Tell what was found and brought; its time is set by Redis.
@@ -199,7 +199,7 @@ class PromotionStreams:
         Raises:
             ConnectionError: Redis is away.
         """
-        packed = ("b", _packed(found.brought), "h", _packed(found.there), "g", _packed(found.gone))
+        packed = ("b", pack_keys(found.brought), "h", pack_keys(found.there), "g", pack_keys(found.gone))
         bounded = ("XADD", self.findings, "MAXLEN", "~", _MOST_WISHES, "*")
         await self._client.call(*bounded, "n", found.number, *packed)
 
@@ -210,7 +210,7 @@ class PromotionStreams:
             ConnectionError: Redis is away.
         """
         return [
-            Found(at_s, int(fields[b"n"]), *(_unpacked(fields[name]) for name in (b"b", b"h", b"g")))
+            Found(at_s, int(fields[b"n"]), *(unpack_keys(fields[name]) for name in (b"b", b"h", b"g")))
             for at_s, fields in await self._read(self.findings, cursor, most)
         ]
 
@@ -240,21 +240,3 @@ class PromotionStreams:
             at_ms = int(cursor.after.partition("-")[0])
             read.append((at_ms / 1e3, dict(zip(fields[::2], fields[1::2], strict=True))))
         return read
-
-
-def _packed(keys: Sequence[int]) -> bytes:
-    return _little_endian(keys if isinstance(keys, array) else array("Q", keys)).tobytes()
-
-
-def _unpacked(data: bytes) -> array[int]:
-    # Not as ints: a long prompt has thousands of keys, and there are thousands of prompts.
-    keys = array("Q")
-    keys.frombytes(data)
-    return _little_endian(keys)
-
-
-def _little_endian(keys: array[int]) -> array[int]:
-    if sys.byteorder == "big":
-        keys = keys[:]
-        keys.byteswap()
-    return keys

@@ -19,7 +19,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from mooncake_core.promotion import Came, Cursor, Found, PromotionStreams, Turn, Wanted
 from mooncake_core.resp import ReplyError
-from mooncake_scheduler.conductor.tiering import Following, Wish
+from mooncake_scheduler.conductor.tiering import PLAN_EVERY_S, READ_AHEAD_SHARE, Following, Wish
 from mooncake_scheduler.gateway.http1 import Upstream
 from mooncake_scheduler.gateway.http1.simple import fetch
 from mooncake_scheduler.gateway.roster import Roster
@@ -27,13 +27,10 @@ from mooncake_scheduler.metrics import gauge
 
 _log = structlog.get_logger(__name__)
 
-PLAN_EVERY_S = 1.0
-"""Model seconds between two plans, as in the simulator; never less than the wall seconds below."""
 PLAN_LEAST_S = 0.2
+"""Wall seconds between two plans, however fast model time runs."""
 LEAD_TTL_S = 5.0
 MEASURE_EVERY_S = 10.0
-READ_AHEAD_SHARE = 0.25
-"""Of what the SSDs read meanwhile: a turn that needs them waits no longer than that."""
 SSD_BYTES_PER_S = 2e9
 """Of one node's, where no profile tells: a single NVMe drive reads no less."""
 FILLED = 0.85

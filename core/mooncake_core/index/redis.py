@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import random
-import sys
-from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from importlib import resources
 from typing import NamedTuple
 
+from mooncake_core.blocks import pack_keys
 from mooncake_core.index.contract import Change, Depth, Source, Stored
 from mooncake_core.index.stats import CHECKS, IndexStats
 from mooncake_core.registry.contract import StaleEpochError
@@ -126,7 +125,7 @@ class RedisIndex:
         if not len(keys):
             return {}
         # Not by way of `match_many`: every request asks this.
-        arguments = (random.getrandbits(31), CHECKS, _MOST_LOOKS, self._deepest, _pack(keys))
+        arguments = (random.getrandbits(31), CHECKS, _MOST_LOOKS, self._deepest, pack_keys(keys))
         replies = await self._client.eval(_MATCH, self._roots, arguments, timeout_s=self._timeout_s)
         return self._read(replies[0])
 
@@ -135,7 +134,7 @@ class RedisIndex:
         results: list[Mapping[str, Depth]] = [{} for _ in requests]
         if asked:
             seed = random.getrandbits(31)
-            packed = [_pack(requests[number]) for number in asked]
+            packed = [pack_keys(requests[number]) for number in asked]
             arguments: list[Argument] = [seed, CHECKS, _MOST_LOOKS, self._deepest, *packed]
             replies = await self._client.eval(_MATCH, self._roots, arguments, timeout_s=self._timeout_s)
             for number, reply in zip(asked, replies, strict=True):
@@ -211,22 +210,13 @@ class RedisIndex:
         }
 
 
-def _pack(keys: Sequence[int]) -> bytes:
-    """Keys as little-endian u64."""
-    packed = keys if isinstance(keys, array) and keys.typecode == "Q" else array("Q", keys)
-    if sys.byteorder == "big":
-        packed = packed[:]
-        packed.byteswap()
-    return packed.tobytes()
-
-
 def _calls(changes: Sequence[Change]) -> Iterator[tuple[list[Argument], bool]]:
     """Cut changes into calls of bounded size; says of each whether it is the last."""
     operations: list[Argument] = []
     room = _KEYS_PER_CALL
     for change in changes:
         tier = int(change.tier) if isinstance(change, Stored) else -int(change.tier)
-        packed = memoryview(_pack(change.keys))
+        packed = memoryview(pack_keys(change.keys))
         while len(packed):
             if not room:
                 yield operations, False

@@ -121,18 +121,6 @@ class Pool:
         """How the store calls blocks."""
         return [store_key(self._model, name) for name in names]
 
-    def learn(self, name: bytes, tier: Tier) -> None:
-        """Somebody has seen where the store has a block: the index shall hear of it."""
-        self._learn(name, tier)
-
-    async def locate(self, names: Sequence[bytes]) -> list[Tier | None]:
-        """In which tier the master has each block, None = not at all; this does not count as reading it.
-
-        Raises:
-            httpx.HTTPError, ValueError, msgspec.MsgspecError: the master does not answer, or nonsense.
-        """
-        return await self._ask(names)
-
     async def beat(self) -> None:
         """Keep the pool registered; take part in its registration where there is none.
 
@@ -183,7 +171,7 @@ class Pool:
         asked_at_s = time.monotonic()
         asked = self._longest_unasked(asked_at_s)
         try:
-            found = await self._ask(asked)
+            found = await self.locate(asked)
             lost_all = await self._has_lost_all(asked, found)
             kept = await self._newly_there(asked) if lost_all else set()
         except (httpx.HTTPError, ValueError, msgspec.MsgspecError) as error:
@@ -197,7 +185,7 @@ class Pool:
             await self._begin_new_epoch(asked_at_s, kept)
         for name, tier in zip(asked, found, strict=True):
             if not self._is_fresh(name, asked_at_s):
-                self._learn(name, tier)
+                self.learn(name, tier)
 
     async def close(self) -> None:
         """Drop the connections; the pool stays registered by others, or ends."""
@@ -248,13 +236,13 @@ class Pool:
         if own < _ALL_GONE or any(found):
             return False
         others = list(self._unchecked.keys() - set(asked) - self._inherited)
-        return not any(await self._ask(random.sample(others, min(len(others), _KEYS_A_QUERY))))
+        return not any(await self.locate(random.sample(others, min(len(others), _KEYS_A_QUERY))))
 
     async def _newly_there(self, asked: Sequence[bytes]) -> set[bytes]:
         """Blocks that came into a store after it had lost all: they will not be told of a second time."""
         new = [name for name, (_, _, not_before_s) in self._unchecked.items() if not_before_s]
         new = list(set(new[-_KEYS_A_QUERY * _QUERIES_A_ROUND :]) - set(asked))
-        return {name for name, tier in zip(new, await self._ask(new), strict=True) if tier is not None}
+        return {name for name, tier in zip(new, await self.locate(new), strict=True) if tier is not None}
 
     async def _begin_new_epoch(self, asked_at_s: float, kept: Set[bytes]) -> None:
         """The store has lost what it was asked about: all sidecars shall ask again before they tell of it.
@@ -280,18 +268,23 @@ class Pool:
                 return
         raise ConnectionError(f"{source.instance}: too many write into the pool's index at once")
 
-    async def _ask(self, names: Sequence[bytes]) -> list[Tier | None]:
-        """In which tier the master has each block; None = not at all."""
+    async def locate(self, names: Sequence[bytes]) -> list[Tier | None]:
+        """In which tier the master has each block; None = not at all. This does not count as reading it.
+
+        Raises:
+            httpx.HTTPError, ValueError, msgspec.MsgspecError: the master does not answer, or nonsense.
+        """
         found: list[Tier | None] = []
         for start in range(0, len(names), _KEYS_A_QUERY):
-            keys = [store_key(self._model, name) for name in names[start : start + _KEYS_A_QUERY]]
+            keys = self.store_keys(names[start : start + _KEYS_A_QUERY])
             answer = await self._http.get("/batch_query_keys", params={"keys": ",".join(keys)})
             answer.raise_for_status()
             data = msgspec.json.decode(answer.content, type=_Answer).data
             found += [_tier(data.get(key)) for key in keys]
         return found
 
-    def _learn(self, name: bytes, tier: Tier | None) -> None:
+    def learn(self, name: bytes, tier: Tier | None) -> None:
+        """Somebody has seen where the store has a block, None = nowhere: the index shall hear of it."""
         self._inherited.discard(name)
         known = self._unchecked.pop(name, None)
         if known is None:

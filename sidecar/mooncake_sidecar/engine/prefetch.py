@@ -22,7 +22,7 @@ import msgspec
 import structlog
 
 from mooncake_core.index import Tier
-from mooncake_core.promotion import Cursor, Found, PromotionStreams, Wanted
+from mooncake_core.promotion import Cursor, Found, PromotionStreams
 from mooncake_core.resp import ReplyError
 from mooncake_sidecar.engine.pool import Pool
 
@@ -122,20 +122,16 @@ class Prefetcher:
             # What was wanted before this process began was wanted of another one.
             self._cursor = await self._streams.newest(self._streams.wishes)
         wishes = await self._streams.read_wishes(self._cursor, _WISHES_A_READ)
-        keep = {name: key for wish in wishes if not wish.number for name, key in self._known(wish).items()}
-        if keep:
-            # What had to leave all the same comes back by this, too.
-            self.kept += await self._look_up(list(keep), 1)
+        keep = self._pool.known(key for wish in wishes if not wish.number for key in wish.keys)
+        # What had to leave all the same comes back by this, too.
+        self.kept += await self._look_up(list(keep), 1)
         for wish in wishes:
-            if wish.number and (names := self._known(wish)):
+            if wish.number and (names := self._pool.known(wish.keys)):
                 await self._bring(wish.number, names)
         now_s = time.monotonic()
         if self._coming and now_s >= self._locate_at_s:
             self._locate_at_s = now_s + LOCATE_EVERY_S
             await self._see_what_came(now_s)
-
-    def _known(self, wish: Wanted) -> dict[bytes, int]:
-        return self._pool.known(wish.keys)
 
     async def _bring(self, number: int, names: dict[bytes, int]) -> None:
         tiers = await self._locate(list(names))

@@ -11,16 +11,11 @@ from dataclasses import dataclass
 
 from mooncake_core.profiles import Profile
 from mooncake_scheduler.conductor.replication import Copy, Replication
-from mooncake_scheduler.conductor.tiering import Promotion, Session
+from mooncake_scheduler.conductor.tiering import PLAN_EVERY_S, READ_AHEAD_SHARE, Promotion, Session
 from mooncake_simulator.cluster.agenda import Agenda
 from mooncake_simulator.cluster.contents import Predicted, Rule, contents_of
 from mooncake_simulator.cluster.links import Link
 from mooncake_simulator.workloads.traces import BLOCK_TOKENS
-
-PLAN_S = 1.0
-"""Seconds between two looks for what to read ahead."""
-READ_AHEAD_SHARE = 0.25
-"""Of what an idle SSD reads between two looks: a turn that needs it meanwhile waits no longer than that."""
 
 _COPIES_PART = 20
 
@@ -112,7 +107,7 @@ class TieredStore:
         """Nodes that hold each block: where it was written, and those it was copied to."""
         self._coming: dict[int, float] = {}
         """Blocks that are read ahead just now, and when they will be in DRAM."""
-        self._ahead_blocks = READ_AHEAD_SHARE * PLAN_S * profile.ssd_bytes_per_s / self._block_bytes
+        self._ahead_blocks = READ_AHEAD_SHARE * PLAN_EVERY_S * profile.ssd_bytes_per_s / self._block_bytes
         self._use = TierUse()
 
     def used(self) -> TierUse:
@@ -218,8 +213,8 @@ class TieredStore:
                 self._read_ahead(self._contents, promotion)
         if self._replication is not None:
             self._replicate(self._replication)
-        if now_s + PLAN_S <= last_s:
-            self._agenda.at(now_s + PLAN_S, self._plan, last_s)
+        if now_s + PLAN_EVERY_S <= last_s:
+            self._agenda.at(now_s + PLAN_EVERY_S, self._plan, last_s)
 
     def _replicate(self, replication: Replication) -> None:
         now_s, nodes = self._agenda.now_s, self._nodes

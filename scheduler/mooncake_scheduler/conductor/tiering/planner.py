@@ -22,6 +22,10 @@ ADVANTAGE = 2.0
 """A promoted block must be worth so many times what it displaces: else both come and go."""
 
 
+PLAN_EVERY_S = 1.0
+"""Model seconds between two plans of what to read ahead."""
+READ_AHEAD_SHARE = 0.25
+"""Of what the SSDs read meanwhile: a turn that needs them waits no longer than that."""
 FRESH_S = 0.5
 """Expectations are worked out again when they are older."""
 SLACK = 0.02
