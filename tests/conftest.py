@@ -4,9 +4,9 @@ import asyncio
 
 from hypothesis import settings
 
-from mooncake_testing.redis import redis_server, shared_redis
+from mooncake_testing.redis import client, redis_server, shared_redis
 
-__all__ = ["redis_server", "shared_redis"]
+__all__ = ["client", "redis_server", "shared_redis"]
 
 # How long an example takes says more of the machine's other work than of the code under test.
 # The same examples in each run: what has just been changed is what a failure tells of. Others are looked for

@@ -35,14 +35,6 @@ SCALE = 100.0
 
 
 @pytest.fixture
-async def client(redis_server: RedisServer) -> AsyncIterator[RespClient]:
-    client = RespClient(redis_server.url)
-    await client.connect()
-    yield client
-    await client.close()
-
-
-@pytest.fixture
 def streams(client: RespClient) -> PromotionStreams:
     return PromotionStreams(client, NAMESPACE)
 

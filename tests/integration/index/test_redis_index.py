@@ -1,6 +1,6 @@
 import asyncio
 from array import array
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from random import Random
 
 import pytest
@@ -19,14 +19,6 @@ A, B = Source("a", 1), Source("b", 1)
 def random_keys(count: int, seed: int = 1) -> array:
     chance = Random(seed)
     return array("Q", (chance.getrandbits(64) for _ in range(count)))
-
-
-@pytest.fixture
-async def client(redis_server: RedisServer) -> AsyncIterator[RespClient]:
-    client = RespClient(redis_server.url)
-    await client.connect()
-    yield client
-    await client.close()
 
 
 @pytest.fixture

@@ -33,14 +33,6 @@ async def listening(
     await asyncio.gather(*answering, return_exceptions=True)
 
 
-@pytest.fixture
-async def client(redis_server: RedisServer) -> AsyncIterator[RespClient]:
-    client = RespClient(redis_server.url)
-    await client.connect()
-    yield client
-    await client.close()
-
-
 async def test_many_callers_share_one_connection_and_each_gets_its_own_reply(client: RespClient) -> None:
     replies = await asyncio.gather(*(client.call(b"ECHO", str(n)) for n in range(500)))
     assert replies == [str(n).encode() for n in range(500)]

@@ -8,12 +8,13 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
 import redis
 
+from mooncake_core.resp import RespClient
 from mooncake_testing.ports import free_port
 
 
@@ -146,3 +147,12 @@ def redis_server(shared_redis: RedisServer) -> RedisServer:
     else:
         shared_redis.restart()
     return shared_redis
+
+
+@pytest.fixture
+async def client(redis_server: RedisServer) -> AsyncIterator[RespClient]:
+    """A connected client of it."""
+    client = RespClient(redis_server.url)
+    await client.connect()
+    yield client
+    await client.close()
