@@ -21,7 +21,7 @@ LEAST_SEEN = 8
 """Requests lately before they say anything."""
 NEAREST = 4
 """Requests nearest in size whose wait is expected."""
-LEAST_CHANCE = 0.02
+LEAST_CHANCE = 0.01
 """Of finding a place in time that a request needs to be admitted where decode is full. Small: who is refused
 here is lost for certain, who is let in wrongly costs a prefill; and refusing by the dozen what takes the most
 prefill makes the prefill load swing (ADR 32)."""
@@ -48,9 +48,8 @@ class PlaceWaits:
         """The chance to find a place within so many seconds; None where too few waited lately to tell.
 
         Who needed as much and found one in that time speaks for it, who needed no more and did not, against.
-        Where neither is known it is as likely as not (Jeffreys' prior: half a request each): with a whole one
-        each, 49 that found none would have to come together in a minute to be next to hopeless. It never
-        grows as the time gets shorter.
+        Where neither is known it is as likely as not (Jeffreys' prior: half a request each); 50 that found
+        none make it next to hopeless. It never grows as the time gets shorter.
         """
         found = lost = lately = 0
         for at_s, needed, wait_s, has_found in self._fared:

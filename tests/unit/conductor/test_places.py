@@ -53,9 +53,11 @@ def test_memory_is_filled_further_than_time_for_whole_answers_are_promised(headr
     assert limits.exceeded(1, fills - 999, 1_000) is RefusalReason.KV_MEMORY
 
 
-def test_two_dozen_that_found_no_place_in_a_minute_are_enough_to_tell_who_finds_none():
+def test_fifty_that_found_no_place_in_a_minute_are_enough_to_tell_who_finds_none():
     waits = PlaceWaits()
-    for number in range(25):
-        waits.observe(40_000, 20.0, 100.0 + number, found=False)
+    for number in range(49):
+        waits.observe(40_000, 20.0, 100.0 + number / 2, found=False)
+    assert waits.chance(40_000, 20.0, 125.0) >= LEAST_CHANCE
+    waits.observe(40_000, 20.0, 125.0, found=False)
     assert waits.chance(40_000, 20.0, 125.0) < LEAST_CHANCE
     assert waits.chance(39_999, 20.0, 125.0) == 0.5
