@@ -197,3 +197,31 @@ async def test_a_host_that_is_none_is_an_engine_that_was_not_reached(host: str) 
         while not faults:
             await asyncio.sleep(0.005)
     assert faults[0].kind is FaultKind.CONNECT
+
+
+@pytest.mark.parametrize(
+    ("begins", "goes_on"),
+    [
+        (b"HTTP/1.1 200 ", b"z" * 1024),
+        (b"HTTP/1.1 200 OK\r\n", b"y: " + b"z" * 1019 + b"\r\n"),
+        (b"HTTP/1.1 200 OK\r\ny: ", b"z" * 1024),
+    ],
+    ids=["a reason", "headers", "a header"],
+)  # fmt: skip
+async def test_what_has_no_end_before_the_body_is_not_gathered(begins: bytes, goes_on: bytes) -> None:
+    taken = 0
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal taken
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(begins)
+        while taken < 64 << 20:
+            writer.write(goes_on)
+            await writer.drain()
+            taken += len(goes_on)
+
+    async with upstream(serve) as to:
+        with pytest.raises(ConnectionError, match="headers too large"):
+            await ask(to)
+        # Sockets and streams hold some of it between the two.
+        assert taken < 32 << 20

@@ -140,9 +140,9 @@ class UpstreamConnection(asyncio.Protocol):
     """One connection to an engine."""
 
     __slots__ = (
-        "_content_type", "_framed", "_headed", "_header_bytes", "_ignored", "_may_stay", "_parser",
-        "_retry_after", "_reused", "_status", "_touched", "_transport", "_upstream", "_whole", "call",
-        "idle_since_s",
+        "_content_type", "_framed", "_headed", "_header_bytes", "_headless_bytes", "_ignored", "_may_stay",
+        "_parser", "_retry_after", "_reused", "_status", "_touched", "_transport", "_upstream", "_whole",
+        "call", "idle_since_s",
     )  # fmt: skip
 
     def __init__(self, upstream: Upstream) -> None:
@@ -165,6 +165,8 @@ class UpstreamConnection(asyncio.Protocol):
         self._content_type = b""
         self._retry_after = b""
         self._header_bytes = 0
+        self._headless_bytes = 0
+        """That came before the end of the headers was seen: the parser keeps a header until it is whole."""
         self._framed = False
         self._headed = False
         self._ignored = False
@@ -205,18 +207,27 @@ class UpstreamConnection(asyncio.Protocol):
             self._transport.abort()
             return
         self._touched = True
+        if not self._headed:
+            if self._headless_bytes > MAX_ANSWER_HEADER_BYTES:
+                self._break_off("headers too large")
+                return
+            self._headless_bytes += len(data)
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
             self._may_stay = False
             if not self._whole:
-                call, self.call = self.call, None
-                self._transport.abort()
-                if call is not None:
-                    call.lost(f"{self._upstream.url}: bad answer: {error}", reused=False, untouched=False)
+                # What a callback of ours did not take is wrapped.
+                self._break_off(error.__context__ or error)
                 return
         if self._whole:
             self._end()
+
+    def _break_off(self, why: object) -> None:
+        call, self.call = self.call, None
+        self._transport.abort()
+        if call is not None:
+            call.lost(f"{self._upstream.url}: bad answer: {why}", reused=False, untouched=False)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._upstream.forget(self)
