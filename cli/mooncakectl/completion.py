@@ -20,6 +20,15 @@ def of_list(names: Callable[[], Iterable[str]]) -> Callable[[str], list[str]]:
     return complete
 
 
+def one_of(names: Callable[[], Iterable[str]]) -> Callable[[str], list[str]]:
+    """Complete one name.
+
+    Args:
+        names: what may be written; asked only when somebody presses Tab.
+    """
+    return lambda incomplete: [name for name in names() if name.startswith(incomplete)]
+
+
 def policies() -> list[str]:
     """Names of placement policies."""
     from mooncake_scheduler.policies import names
@@ -41,3 +50,10 @@ def tier_rules() -> list[str]:
     from mooncake_simulator.cluster.contents import Rule
 
     return list(get_args(Rule))
+
+
+def profiles() -> list[str]:
+    """Names of hardware and model together."""
+    from mooncake_core.profiles import PROFILES
+
+    return list(PROFILES)

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import msgspec
 
+from mooncake_core.shapes import A800, GPUS, LLAMA3_70B, MODELS, Gpu, Model
+
 PIPELINE_CHUNK_TOKENS = 2_048
 """Of a prompt a step, where an instance has stages: short chunks fill them soon. The paper says no number;
 shorter ones would no longer keep GPUs busy (FAST'25 §3.3 speaks of more than 1 000)."""
@@ -93,4 +95,72 @@ LLAMA3_70B_A800 = Profile(
     ssd_bytes_per_s=12e9,
 )
 
-PROFILES: dict[str, Profile] = {p.name: p for p in (LLAMA3_70B_A800,)}
+
+
+def scaled(model: Model, gpu: Gpu) -> Profile | None:
+    """Constants of an instance that nobody measured, from those of LLaMA3-70B on 8 x A800.
+
+    What computes (prefill) and what reads KV is as far from the GPUs' peak as it was measured there. A decode
+    step reads the weights and computes for its requests at the peak; what it took there beyond that (launches,
+    GPUs that wait for each other) is the same for each layer of any model on any GPU: slower than today's
+    engines, so that what is planned with it will rather do better. The SSD is the host's.
+
+    Args:
+        model: of which an instance has as many GPUs as it says.
+        gpu: that it runs on.
+
+    Returns:
+        None where the weights leave no room for KV.
+    """
+    known, gpus = LLAMA3_70B_A800, model.gpus
+    flops = gpus * gpu.flops / (known.gpus * A800.flops)
+    reading = gpus * gpu.hbm_bytes_per_s / (known.gpus * A800.hbm_bytes_per_s)
+    kv = model.kv_numbers_per_token / LLAMA3_70B.kv_numbers_per_token
+    kv_bytes_per_token = round(known.kv_bytes_per_token * kv)
+    kv_bytes = gpus * gpu.hbm_bytes * _USABLE_SHARE - model.weight_bytes
+    if kv_bytes < kv_bytes_per_token:
+        return None
+    layers = model.layers / LLAMA3_70B.layers
+    step_s, request_s = _at_peak_s(model, gpu, gpus)
+    known_step_s, known_request_s = _at_peak_s(LLAMA3_70B, A800, known.gpus)
+    return Profile(
+        name=f"{model.name}-{gpus}x{gpu.name}",
+        prefill_a_s=known.prefill_a_s,
+        prefill_b_s_per_token=known.prefill_b_s_per_token * model.parameters / LLAMA3_70B.parameters / flops,
+        prefill_c_s_per_token2=(
+            known.prefill_c_s_per_token2 * model.attention_width / LLAMA3_70B.attention_width / flops
+        ),
+        decode_t0_s=step_s + layers * (known.decode_t0_s - known_step_s),
+        decode_t1_s_per_request=request_s + layers * (known.decode_t1_s_per_request - known_request_s),
+        decode_t2_s_per_token=known.decode_t2_s_per_token * kv / reading,
+        kv_bytes_per_token=kv_bytes_per_token,
+        kv_capacity_tokens=int(kv_bytes / kv_bytes_per_token),
+        network_bytes_per_s=gpus * gpu.network_bytes_per_s,
+        dram_to_hbm_bytes_per_s=gpus * gpu.dram_bytes_per_s,
+        ssd_bytes_per_s=known.ssd_bytes_per_s,
+        gpus=gpus,
+    )
+
+
+def _at_peak_s(model: Model, gpu: Gpu, gpus: int) -> tuple[float, float]:
+    """Seconds of a decode step that go into reading weights, and of each of its requests into computing."""
+    return (
+        model.weight_bytes / (gpus * gpu.hbm_bytes_per_s),
+        2 * model.parameters / (gpus * gpu.flops),
+    )
+
+
+_USABLE_SHARE = (
+    LLAMA3_70B_A800.kv_capacity_tokens * LLAMA3_70B_A800.kv_bytes_per_token + LLAMA3_70B.weight_bytes
+) / (LLAMA3_70B_A800.gpus * A800.hbm_bytes)
+"""Of HBM, for weights and KV together."""
+
+
+def _profiles() -> dict[str, Profile]:
+    measured = {LLAMA3_70B_A800.name: LLAMA3_70B_A800}
+    each = [scaled(model, gpu) for model in MODELS for gpu in GPUS]
+    return {one.name: one for one in each if one is not None} | measured
+
+
+PROFILES: dict[str, Profile] = _profiles()
+"""By name, `<model>-<GPUs>x<GPU>`: that of the paper as it was measured, the others scaled from it."""

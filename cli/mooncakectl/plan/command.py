@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
+from mooncakectl import completion
 from mooncakectl.console import (
     CommandError,
     check_writable,
@@ -39,6 +40,14 @@ def register(app: typer.Typer) -> None:
 def command(
     file: Annotated[Path, typer.Option("--file", "-f", help="The manifest of a MooncakeCluster.")],
     trace: Annotated[Path, typer.Option(help="Trace file: JSON lines as released with the Mooncake paper.")],
+    profile: Annotated[
+        str,
+        typer.Option(
+            help="Hardware and model, e.g. llama3-70b-8xh200; default: what the manifest simulates, for real "
+            "engines LLaMA3-70B on 8 x A800.",
+            autocompletion=completion.one_of(completion.profiles),
+        ),
+    ] = "",
     speed: Annotated[float, typer.Option(help="Trace seconds a second: 2 plans for twice the load.")] = 1.0,
     max_prefill: Annotated[int, typer.Option(min=1, max=512, help="Prefill instances at most.")] = 32,
     max_decode: Annotated[int, typer.Option(min=1, max=512, help="Decode instances at most.")] = 32,
@@ -77,7 +86,8 @@ def command(
     from mooncakectl.plan.slo import objectives_of
     from mooncakectl.plan.table import tries_table
     from mooncakectl.plan.tries import Trial
-    from mooncakectl.simulate.declared import declared_in
+    from mooncakectl.simulate.conditions import one_profile
+    from mooncakectl.simulate.declared import declared_in, whose_speed
     from mooncakectl.trace_times import check_jitter, check_span, check_speed
 
     try:
@@ -86,8 +96,8 @@ def command(
         declared = declared_in(file, text)
         _check_pools(declared)
         cluster = declared.cluster
-        spec, objectives = spec_of(cluster), objectives_of(cluster.spec.slo)
-        prices, unit = _prices(cluster, gpu_price, prefill_price, decode_price)
+        spec, objectives = spec_of(cluster, one_profile(profile)), objectives_of(cluster.spec.slo)
+        prices, unit = _prices(cluster, spec.profile.gpus, gpu_price, prefill_price, decode_price)
         requests = read_trace(trace, limit=limit)
         if not requests:
             raise TraceError(f"{trace}: no requests to plan for")
@@ -104,6 +114,8 @@ def command(
         report_error(str(error))
         raise typer.Exit(1) from None
 
+    for remark in whose_speed(cluster, spec.profile, named=bool(profile)):
+        say(remark)
     columns = SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn()
     with shown_progress(*columns) as progress:
         task = progress.add_task("simulating", total=None)
@@ -121,7 +133,8 @@ def command(
         except NoSizeError:
             chosen = None
     runs = f"{seeds} seeds" if seeds > 1 else "1 seed"
-    title = " · ".join((trace.name, f"{speed:g}×", spec.policy, spec.admission.value, runs))
+    set_up = (f"{speed:g}×", spec.profile.name, spec.policy, spec.admission.value)
+    title = " · ".join((trace.name, *set_up, runs))
     if not as_json or chosen is None:
         kept = [each.size for each in trial.tries if not each.missed]
         forbidden = [size for size in kept if not allowed(size)]
@@ -133,7 +146,7 @@ def command(
     price, million_tokens = prices.of(chosen), _million_tokens_an_hour(requests, speed)
     for_a_million = None if million_tokens is None else price / million_tokens
     if as_json:
-        found = {"trace": trace.name, "cost_per_million_tokens": for_a_million}
+        found = {"trace": trace.name, "profile": spec.profile.name, "cost_per_million_tokens": for_a_million}
         print_json(found | _document(trial, chosen, prices, unit, manifest))
     else:
         say(_told(chosen, price, unit, for_a_million))
@@ -159,10 +172,13 @@ def _check_pools(declared: Declared) -> None:
 
 
 def _prices(
-    cluster: MooncakeCluster, gpu: float | None, prefill: float | None, decode: float | None
+    cluster: MooncakeCluster,
+    gpus_a_pod: int,
+    gpu: float | None,
+    prefill: float | None,
+    decode: float | None,
 ) -> tuple[Prices, str]:
     """Prices of the instances, and the unit in which they are told."""
-    from mooncake_core.profiles import LLAMA3_70B_A800, PROFILES
     from mooncakectl.plan.search import Prices
 
     for name, price in (("gpu", gpu), ("prefill", prefill), ("decode", decode)):
@@ -171,11 +187,10 @@ def _prices(
     if (prefill is None) != (decode is None) and gpu is None:
         raise ValueError("--prefill-price and --decode-price: write both, or --gpu-price for the other")
     spec = cluster.spec
-    profile = LLAMA3_70B_A800 if spec.engine.profile is None else PROFILES[spec.engine.profile]
     each = []
     for price, pools in ((prefill, spec.prefill_pools), (decode, spec.decode_pools)):
         asked = pools[0].resources.gpu
-        gpus = (profile.gpus if asked is None else asked.count) * pools[0].instance.size
+        gpus = (gpus_a_pod if asked is None else asked.count) * pools[0].instance.size
         each.append(price if price is not None else gpus * (1.0 if gpu is None else gpu))
     return Prices(*each), "GPUs" if gpu is None and prefill is None else "cost/h"
 

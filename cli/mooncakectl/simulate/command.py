@@ -51,6 +51,14 @@ def command(
             autocompletion=completion.of_list(completion.admission_modes),
         ),
     ] = "",
+    profile: Annotated[
+        str,
+        typer.Option(
+            help="Hardware and model to compare, with commas, e.g. llama3-70b-8xh200; default: what the "
+            "manifest simulates, for real engines LLaMA3-70B on 8 x A800.",
+            autocompletion=completion.of_list(completion.profiles),
+        ),
+    ] = "",
     speed: Annotated[str, typer.Option(help="Trace seconds a second, with commas.")] = "1",
     sweep: Annotated[
         str, typer.Option(help="prefill=5..11: the same instances in all, so many of them for prefill.")
@@ -90,8 +98,8 @@ def command(
     from mooncake_scheduler.policies import UnknownPolicyError, names
     from mooncake_simulator.cluster.manifest import spec_of
     from mooncake_simulator.workloads import TraceError, read_trace
-    from mooncakectl.simulate.conditions import failures, rules
-    from mooncakectl.simulate.declared import declared_in
+    from mooncakectl.simulate.conditions import failures, profiles, rules
+    from mooncakectl.simulate.declared import declared_in, whose_speed
     from mooncakectl.simulate.report.page import html
     from mooncakectl.simulate.runs import answer, questions
     from mooncakectl.simulate.table import answers_table
@@ -100,8 +108,10 @@ def command(
     try:
         if not load_age_s < float("inf"):
             raise ValueError(f"--load-age-s {load_age_s:g}: write a number of seconds, e.g. 5")
+        cluster = declared_in(file).cluster
+        bases = [spec_of(cluster, each) for each in profiles(profile) or (None,)]
         asked = questions(
-            spec_of(declared_in(file).cluster),
+            bases,
             policies=_policies(policy, names()),
             admissions=_admissions(admission),
             speeds=_speeds(speed),
@@ -121,6 +131,9 @@ def command(
     except (ManifestError, UnknownPolicyError, TraceError, CommandError, ValueError) as error:
         report_error(str(error))
         raise typer.Exit(1) from None
+    for base in bases:
+        for remark in whose_speed(cluster, base.profile, named=bool(profile)):
+            say(remark)
     answers = []
     with shown_progress() as progress:
         task = progress.add_task("simulating", total=len(asked) * seeds * len(requests))

@@ -9,6 +9,7 @@ from typing import get_args
 import msgspec
 
 from mooncake_core.api.scalars import duration_s
+from mooncake_core.profiles import PROFILES
 from mooncake_simulator.cluster.cluster import ClusterSpec
 from mooncake_simulator.cluster.contents import Rule
 from mooncake_simulator.cluster.failures import Failure
@@ -26,6 +27,31 @@ def rules(text: str) -> list[Rule]:
             known = ", ".join(get_args(Rule))
             raise ValueError(f"--tiers {each}: write one of {known}, or several with commas")
     return [msgspec.convert(each, Rule) for each in chosen]
+
+
+def profiles(text: str) -> list[str]:
+    """What `--profile` names.
+
+    Raises:
+        ValueError: there is no such profile.
+    """
+    chosen = [each.strip() for each in text.split(",") if each.strip()]
+    for each in chosen:
+        if each not in PROFILES:
+            raise ValueError(f"--profile {each}: write one of {', '.join(PROFILES)}")
+    return chosen
+
+
+def one_profile(text: str) -> str | None:
+    """The same, where one is meant: a plan is for one kind of hardware.
+
+    Raises:
+        ValueError: there is no such profile, or several are named.
+    """
+    chosen = profiles(text)
+    if len(chosen) > 1:
+        raise ValueError(f"--profile {text}: a plan is for one of them: run it once for each")
+    return chosen[0] if chosen else None
 
 
 def failures(texts: Sequence[str]) -> tuple[Failure, ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from mooncake_core.api import (
     load_manifests,
     parse_manifests,
 )
+from mooncake_core.profiles import Profile
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +52,28 @@ def declared_in(file: Path, text: str | None = None) -> Declared:
                 f"{clusters[0].metadata.name}: give a manifest of one cluster"
             )
     return Declared(_together(clusters[0], pools), tuple(map(_called, pools)))
+
+
+def whose_speed(cluster: MooncakeCluster, profile: Profile, *, named: bool) -> Iterator[str]:
+    """What people should know of the seconds that they will read.
+
+    Args:
+        cluster: what is simulated.
+        profile: how fast a Pod of it is taken to be.
+        named: whether that was asked for.
+    """
+    spec = cluster.spec
+    if spec.engine.profile is None and not named:
+        yield (
+            f"no manifest tells how fast real engines are: simulated with {profile.name}; "
+            "name other hardware and another model with --profile"
+        )
+    asked = [pool.resources.gpu for pool in (*spec.prefill_pools, *spec.decode_pools)]
+    for count in sorted({gpu.count for gpu in asked if gpu is not None} - {profile.gpus}):
+        yield (
+            f"resources.gpu.count is {count}: such a Pod is simulated as the {profile.gpus} GPUs that "
+            f"{profile.name} stands for; name a profile of {count} with --profile, if there is one"
+        )
 
 
 def _belongs(pool: Pool, cluster: MooncakeCluster) -> bool:

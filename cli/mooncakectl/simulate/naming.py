@@ -12,6 +12,7 @@ def set_up(question: Question) -> dict[str, str]:
     spec = question.spec
     return {
         "P+D": f"{spec.prefill}+{spec.decode}",
+        "profile": spec.profile.name,
         "speed": f"{question.speed:g}×",
         "policy": spec.policy,
         "admission": spec.admission.value,

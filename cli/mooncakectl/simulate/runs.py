@@ -45,6 +45,7 @@ class Answer:
         return {
             "prefill": spec.prefill,
             "decode": spec.decode,
+            "profile": spec.profile.name,
             "policy": spec.policy,
             "admission": spec.admission.value,
             "speed": self.question.speed,
@@ -58,7 +59,7 @@ class Answer:
 
 
 def questions(
-    base: ClusterSpec,
+    bases: Sequence[ClusterSpec],
     *,
     policies: Sequence[str] = (),
     admissions: Sequence[AdmissionMode] = (),
@@ -71,13 +72,15 @@ def questions(
 ) -> list[Question]:
     """Every combination of what is to be compared; what is not given stays as in the manifest.
 
+    `bases` is the manifest's cluster, once for each kind of hardware.
+
     Raises:
         ValueError: some of it cannot be.
     """
-    specs = [with_prefill(base, count) for count in prefill] or [base]
     return [
         Question(replace(each, policy=policy, admission=admission), speed)
-        for spec in specs
+        for base in bases
+        for spec in [with_prefill(base, count) for count in prefill] or [base]
         for each in under(spec, tiers, die, load_age_s, copies=copies)
         for speed in speeds
         for policy in policies or (base.policy,)

@@ -23,11 +23,22 @@ class NotSimulatedError(ValueError):
     """The manifest asks for something that the simulation does not know; the message names the field."""
 
 
-def spec_of(cluster: MooncakeCluster) -> ClusterSpec:
+def profile_of(cluster: MooncakeCluster, name: str | None = None) -> Profile:
+    """How fast one Pod of the cluster's instances is.
+
+    Args:
+        cluster: that of a manifest.
+        name: of the profile to take; left out, that of `engine.simulated.profile`, and the one of the paper
+            for real engines, whose speed no manifest tells.
+    """
+    told = name or cluster.spec.engine.profile
+    return LLAMA3_70B_A800 if told is None else PROFILES[told]
+
+
+def spec_of(cluster: MooncakeCluster, profile_name: str | None = None) -> ClusterSpec:
     """What a manifest declares, as far as it decides how requests fare.
 
-    Prefill and decode instances run at the speed of `engine.simulated.profile`; real engines, whose speed no
-    manifest tells, at that of the profile of the paper; of an instance of several Pods each one does.
+    Prefill and decode instances run at the speed of `profile_of`, of an instance of several Pods each one.
     With a KV cache pool, instances keep no more than fits beside the weights and fetch the rest from the
     store, whose SSD is slower than its DRAM; without one, each counts on itself alone. Of engines' arguments
     what tells how much KV it holds is heeded.
@@ -42,7 +53,7 @@ def spec_of(cluster: MooncakeCluster) -> ClusterSpec:
             f"{cluster.metadata.name}: nothing to simulate: write at least one replica into "
             "spec.prefillPools and one into spec.decodePools"
         )
-    profile = LLAMA3_70B_A800 if spec.engine.profile is None else PROFILES[spec.engine.profile]
+    profile = profile_of(cluster, profile_name)
     told = hbm_tokens(spec.engine.args, spec.engine.block_size)
     if told is not None:
         profile = msgspec.structs.replace(profile, kv_capacity_tokens=told)

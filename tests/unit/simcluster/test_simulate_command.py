@@ -58,7 +58,27 @@ def test_the_table_shows_what_is_compared_and_names_the_rest_once(trace: Path) -
     assert code == 0
     assert "policy" in printed
     assert "cache-aware" in printed
-    assert "2+2 · 1× · predictive · 1 seed" in printed
+    assert "2+2 · llama3-70b-8xa800 · 1× · predictive · 1 seed" in printed
+
+
+def test_hardware_is_compared_and_what_stands_for_real_engines_is_told(trace: Path, tmp_path: Path) -> None:
+    kinds = "llama3-70b-8xa800,llama3-70b-8xh200"
+    code, printed, told = _run("-f", QUICKSTART, "--trace", trace, "--profile", kinds, "--json")
+    assert (code, told) == (0, "")
+    runs = json.loads(printed)["runs"]
+    assert [run["profile"] for run in runs] == kinds.split(",")
+    assert runs[1]["ttft_mean_s"] < runs[0]["ttft_mean_s"]
+    simulated = "    simulated:\n      profile: llama3-70b-8xa800\n      timeScale: 10\n"
+    real, four = tmp_path / "real.yaml", "resources: {gpu: {count: 4}}, instance: {parallelism: {tensor: 4}}"
+    text = QUICKSTART.read_text().replace("type: Simulated", "type: vLLM\n    image: i").replace(simulated, "")
+    real.write_text(text.replace("- name: prefill\n    replicas: 2", f"- {{name: p, replicas: 2, {four}}}"))
+    code, printed, told = _run("-f", real, "--trace", trace)
+    assert code == 0
+    assert "llama3-70b-8xa800 · 1×" in printed
+    assert "no manifest tells how fast real engines are: simulated with llama3-70b-8xa800" in told
+    assert "resources.gpu.count is 4: such a Pod is simulated as the 8 GPUs" in told
+    code, _, told = _run("-f", real, "--trace", trace, "--profile", "qwen3-32b-4xh200")
+    assert (code, told) == (0, "")
 
 
 @pytest.mark.parametrize(
@@ -66,6 +86,7 @@ def test_the_table_shows_what_is_compared_and_names_the_rest_once(trace: Path) -
     [
         (["--policy", "best"], "unknown policy 'best': write one of kv-centric"),
         (["--admission", "never"], "--admission never: write one of none, early, predictive"),
+        (["--profile", "h100"], "--profile h100: write one of llama3-70b-8xa800, llama3-70b-8xh800"),
         (["--speed", "fast"], "--speed fast: write numbers above 0"),
         (["--sweep", "decode=1..2"], "--sweep decode=1..2: write prefill=FIRST..LAST"),
         (["--sweep", "prefill=3..9"], "4 of 4 instances for prefill leaves none for one side"),
