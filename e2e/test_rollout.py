@@ -42,7 +42,7 @@ class Rolling:
     revisions: int = 0
 
     async def at_rest(self) -> None:
-        """Let what a failed test left under way come to its end; what it broke was told, and counts no more."""
+        """Let what a failed test left under way come to its end; what broke was told and counts no more."""
         self.watch.promise = None
         self.watch.broken.clear()
         self.explanations.missing.clear()
@@ -58,7 +58,7 @@ class Rolling:
         return changed(self.cluster.manifest, "engine.image", image)
 
     def next_revision(self) -> Manifest:
-        """The manifest with another argument for all engines, which changes how they pair; nothing holds it."""
+        """The manifest with another argument for all engines, which changes how they pair; it is not held."""
         self.revisions += 1
         manifest = changed(self.cluster.manifest, "engine.args", [f"--max-num-seqs={100 + self.revisions}"])
         for pool in ("prefillPools", "decodePools"):

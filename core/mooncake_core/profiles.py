@@ -96,12 +96,11 @@ LLAMA3_70B_A800 = Profile(
 )
 
 
-
 def scaled(model: Model, gpu: Gpu) -> Profile | None:
     """Constants of an instance that nobody measured, from those of LLaMA3-70B on 8 x A800.
 
     What computes (prefill) and what reads KV is as far from the GPUs' peak as it was measured there. A decode
-    step reads the weights and computes for its requests at the peak; what it took there beyond that (launches,
+    step reads the weights and computes for its requests at the peak; what it took there beyond (launches,
     GPUs that wait for each other) is the same for each layer of any model on any GPU: slower than today's
     engines, so that what is planned with it will rather do better. The SSD is the host's.
 

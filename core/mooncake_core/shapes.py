@@ -54,8 +54,8 @@ class Model(msgspec.Struct, frozen=True, kw_only=True):
         return self.layers * self.heads * self.head_dim
 
 
-# Makers' data sheets. NICs and the way from DRAM are those of the paper's servers (8 x 100 Gb/s, PCIe 4); Hopper's
-# have 190 GB/s over 8 x 400 Gb/s (FAST'25 Fig. 12), and PCIe 5, twice as fast.
+# Makers' data sheets. NICs and the way from DRAM are those of the paper's servers (8 x 100 Gb/s, PCIe 4);
+# Hopper's have 190 GB/s over 8 x 400 Gb/s (FAST'25 Fig. 12), and PCIe 5, twice as fast.
 A800 = Gpu(
     name="a800",
     flops=312e12,

@@ -70,7 +70,9 @@ def test_hardware_is_compared_and_what_stands_for_real_engines_is_told(trace: Pa
     assert runs[1]["ttft_mean_s"] < runs[0]["ttft_mean_s"]
     simulated = "    simulated:\n      profile: llama3-70b-8xa800\n      timeScale: 10\n"
     real, four = tmp_path / "real.yaml", "resources: {gpu: {count: 4}}, instance: {parallelism: {tensor: 4}}"
-    text = QUICKSTART.read_text().replace("type: Simulated", "type: vLLM\n    image: i").replace(simulated, "")
+    text = (
+        QUICKSTART.read_text().replace(simulated, "").replace("type: Simulated", "type: vLLM\n    image: i")
+    )
     real.write_text(text.replace("- name: prefill\n    replicas: 2", f"- {{name: p, replicas: 2, {four}}}"))
     code, printed, told = _run("-f", real, "--trace", trace)
     assert code == 0
