@@ -67,12 +67,20 @@ def in_seconds(value_s: float | None) -> str:
     return f"{rounded_s:.3g} s" if rounded_s >= 1 else f"{rounded_s * 1000:.3g} ms"
 
 
-def check_writable(option: str, file: Path) -> None:
-    """Before minutes are spent on what cannot be written.
+def check_writable(option: str, file: Path, *others: Path | None) -> None:
+    """Before minutes are spent on what cannot be written, or must not be.
+
+    Args:
+        option: through which the file was named.
+        file: what is to be written.
+        others: what the same command reads, or writes too.
 
     Raises:
         CommandError: the message names the option, and what to do.
     """
+    twice = any(other is not None and file.resolve() == other.resolve() for other in others)
+    if twice and (file.is_file() or not file.exists()):  # devices may well have two uses
+        raise CommandError(f"{option} {file}: this command has another use for that file: name another one")
     folder = file.absolute().parent
     if file.is_dir():
         raise CommandError(f"{option} {file}: that is a folder: name a file in it")
@@ -80,6 +88,19 @@ def check_writable(option: str, file: Path) -> None:
         raise CommandError(f"{option} {file}: there is no folder {file.parent}: make it first")
     if not os.access(file if file.exists() else folder, os.W_OK):
         raise CommandError(f"{option} {file}: you may not write there: name another file")
+
+
+def write_file(file: Path, content: bytes) -> None:
+    """Write a file.
+
+    Raises:
+        OSError: with the file's name, also when it was the disk that had no room.
+    """
+    try:
+        file.write_bytes(content)
+    except OSError as error:
+        error.filename = str(file)
+        raise
 
 
 def report_error(message: str) -> None:

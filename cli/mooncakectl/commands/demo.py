@@ -34,7 +34,9 @@ def demo(
     ] = 240,
     speed: Annotated[
         float | None,
-        typer.Option(min=0.01, help="Workload seconds per wall second  [default: the engines' time scale]"),
+        typer.Option(
+            min=0.01, help="Workload seconds per wall second.", show_default="the engines' time scale"
+        ),
     ] = None,
     seed: Annotated[int, typer.Option(help="Another seed, another workload.")] = 1,
     port: Annotated[

@@ -28,7 +28,12 @@ def up(
     file: Annotated[Path, typer.Option("--file", "-f", help="The manifest with the MooncakeCluster.")],
     port: Annotated[
         int | None,
-        typer.Option(min=1, max=65535, help="Where clients reach it  [default: 8000, or the next free one]"),
+        typer.Option(
+            min=1,
+            max=65535,
+            help="Where clients reach it.",
+            show_default="8000, or the next free one",
+        ),
     ] = None,
     secrets: Annotated[
         Path | None, typer.Option(help="Folder with Secrets: NAME/KEY files, or Secret manifests.")

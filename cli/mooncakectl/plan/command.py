@@ -17,6 +17,7 @@ from mooncakectl.console import (
     report_error,
     say,
     shown_progress,
+    write_file,
 )
 
 if TYPE_CHECKING:
@@ -104,7 +105,7 @@ def command(
         check_jitter(jitter_ms)
         check_span(trace, requests, speed, jitter_ms)
         if output is not None:
-            check_writable("--output", output)
+            check_writable("--output", output, trace)
         with_sizes(text, Size(1, 1))
         most = Size(max_prefill, max_decode)
         least = least_size(spec, requests, objectives, speed, jitter_ms)
@@ -153,7 +154,7 @@ def command(
         if output is None:
             print_text(manifest)
     if output is not None:
-        output.write_text(manifest, encoding="utf-8")
+        write_file(output, manifest.encode())
         say(f"{output}: written")
 
 

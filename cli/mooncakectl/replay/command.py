@@ -60,9 +60,10 @@ def command(
     from mooncakectl.trace_times import check_jitter, check_speed
 
     try:
-        for option, file in (("--json", json), ("--records", records)):
-            if file is not None:
-                check_writable(option, file)
+        if json is not None:
+            check_writable("--json", json, trace)
+        if records is not None:
+            check_writable("--records", records, trace, json)
         check_jitter(jitter_ms)
         check_speed(speed)
         options = ReplayOptions(

@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 
 from mooncake_core.percentiles import percentile
+from mooncakectl.console import write_file
 from mooncakectl.replay.outcome import Outcome, OutcomeKind
 
 
@@ -69,12 +70,12 @@ class ReplayResult(msgspec.Struct, frozen=True, kw_only=True):
         """Write the summary to a file, one JSON object."""
         summary = msgspec.to_builtins(self)
         del summary["outcomes"]
-        path.write_bytes(msgspec.json.format(msgspec.json.encode(summary), indent=2) + b"\n")
+        write_file(path, msgspec.json.format(msgspec.json.encode(summary), indent=2) + b"\n")
 
     def write_records(self, path: Path) -> None:
         """Write each request's end to a file, one JSON object a line, in the order of the trace."""
         ordered = sorted(self.outcomes, key=lambda outcome: outcome.index)
-        path.write_bytes(b"".join(msgspec.json.encode(outcome) + b"\n" for outcome in ordered))
+        write_file(path, b"".join(msgspec.json.encode(outcome) + b"\n" for outcome in ordered))
 
 
 def summarise(

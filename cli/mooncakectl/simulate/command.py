@@ -18,6 +18,7 @@ from mooncakectl.console import (
     report_error,
     say,
     shown_progress,
+    write_file,
 )
 
 if TYPE_CHECKING:
@@ -127,7 +128,7 @@ def command(
         check_jitter(jitter_ms)
         check_span(trace, requests, min(each.speed for each in asked), jitter_ms)
         if report is not None:
-            check_writable("--report", report)
+            check_writable("--report", report, trace, file)
     except (ManifestError, UnknownPolicyError, TraceError, CommandError, ValueError) as error:
         report_error(str(error))
         raise typer.Exit(1) from None
@@ -155,7 +156,7 @@ def command(
     else:
         out.print(answers_table(answers, trace.name, seeds))
     if report is not None:
-        report.write_text(html(answers, trace.name, seeds, typed()), encoding="utf-8")
+        write_file(report, html(answers, trace.name, seeds, typed()).encode())
         say(f"{report}: written")
 
 

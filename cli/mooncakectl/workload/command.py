@@ -25,7 +25,7 @@ from mooncake_simulator.workloads import (
 )
 from mooncake_simulator.workloads.sessions import Arrival
 from mooncake_simulator.workloads.summary import Sizes
-from mooncakectl.console import CommandError, check_writable, report_error, shown_progress
+from mooncakectl.console import CommandError, check_writable, report_error, shown_progress, write_file
 from mooncakectl.console import out as stdout
 
 _FORMS = "const:X, uniform:LOW:HIGH, exp:MEAN, lognormal:MEDIAN:SIGMA, geometric:MEAN or quantiles:…"
@@ -112,12 +112,14 @@ def stats_command(
 ) -> None:
     """Say what is in a trace."""
     try:
+        if json is not None:
+            check_writable("--json", json, file)
         requests = read_trace(file, skip=skip, limit=limit)
         statistics = describe(requests)
         rates = {blocks: _hit_rate(requests, blocks) for blocks in capacity or ()}
         if json is not None:
-            json.write_bytes(msgspec.json.format(msgspec.json.encode(statistics), indent=2) + b"\n")
-    except (ValueError, OSError) as error:
+            write_file(json, msgspec.json.format(msgspec.json.encode(statistics), indent=2) + b"\n")
+    except (ValueError, CommandError) as error:
         _fail(error)
     table = _table(str(file), statistics)
     for blocks, rate in rates.items():

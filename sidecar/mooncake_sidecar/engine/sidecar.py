@@ -133,7 +133,7 @@ class Sidecar:
         self.residency.close()
 
     async def start_drain(self) -> bool:
-        """Ask schedulers to place nothing more here, now and after any registration to come.
+        """Ask schedulers to place nothing more here while this engine lives, whenever it is registered.
 
         Returns:
             Whether the mark stands in the registry. If not, schedulers have to ask (`/status`).
@@ -174,7 +174,10 @@ class Sidecar:
                 await self._deregister("the engine is ill")
             return
         self._ill = 0
-        self._dead = False
+        if self._dead:
+            self._dead = False
+            # The hook of a container that failed its liveness probe has emptied the life that is over.
+            self.draining = False
         if self._streaming is not None and self._streaming.done():
             await self._stop_stream()
             self._facts = None

@@ -323,6 +323,29 @@ async def test_a_drain_waits_for_what_runs_and_for_what_is_promised(
     await client.close()
 
 
+async def test_an_engine_that_comes_back_in_its_pod_after_its_pre_stop_hook_is_given_work_again(
+    simulated: Simulated, engine: SimulatedProcess, start_sidecar: Start, shared: SharedView
+) -> None:
+    """A container that fails its liveness probe has its hook run, and is then started again."""
+    sidecar = start_sidecar(engine)
+    first = await registered(shared)
+    command = sidecar.drain()
+    output, _ = await asyncio.to_thread(command.communicate, timeout=20)
+    assert command.returncode == 0, output
+    engine.kill()
+
+    async def gone() -> bool:
+        return await shared.instance("engine-0") is None
+
+    await until(gone)
+    simulated.engine("--num-gpu-blocks-override", "200", events=True, base=engine.base, environ=AS_BYTES)
+    await registered(shared, after=first)
+    again = await shared.instance("engine-0")
+    assert again is not None
+    assert again.state is InstanceState.READY
+    assert sidecar.status()["draining"] is False
+
+
 async def test_a_drain_that_takes_too_long_says_so(
     engine: SimulatedProcess, start_sidecar: Start, shared: SharedView, redis_server: RedisServer
 ) -> None:

@@ -103,7 +103,7 @@ def test_a_full_disk_is_told_in_a_line(manifest: Path, trace: Path, arguments: l
     assert ran.stderr.strip() == "error: No space left on device"
     written = _typed(*arguments, "-f", manifest, "--trace", trace, "--report", "/dev/full")
     assert written.returncode == 1
-    assert written.stderr.strip().endswith("error: No space left on device")
+    assert written.stderr.strip().endswith("error: /dev/full: No space left on device")
     # What took the time is not lost with the file.
     assert "trace.jsonl" in written.stdout
 
@@ -126,6 +126,37 @@ def test_where_nothing_can_be_written_is_said_before_anything_is_done(
         code, printed, told = _run(command, *given, option, place)
         assert (code, printed) == (1, "")
         assert f"error: {option} {place}: {said}" in told or f"error: {option} {place}: there is no" in told
+
+
+@pytest.mark.parametrize(
+    ("command", "option"),
+    [
+        ("simulate", "--report"),
+        ("plan", "--output"),
+        ("replay", "--json"),
+        ("replay", "--records"),
+        ("workload", "--json"),
+    ],
+)
+def test_no_command_writes_over_the_trace_that_it_reads(
+    manifest: Path, trace: Path, tmp_path: Path, command: str, option: str
+) -> None:
+    before = trace.read_bytes()
+    link = tmp_path / "link.jsonl"
+    link.symlink_to(trace)
+    given = {"replay": ["--trace", trace], "workload": ["stats", trace]}
+    code, _, told = _run(command, *given.get(command, ["-f", manifest, "--trace", trace]), option, link)
+    assert code == 1
+    assert f"error: {option} {link}: this command has another use for that file: name another one" in told
+    assert trace.read_bytes() == before
+
+
+def test_a_replay_writes_its_summary_and_its_records_to_two_files(trace: Path, tmp_path: Path) -> None:
+    both = tmp_path / "both"
+    code, _, told = _run("replay", "--trace", trace, "--json", both, "--records", both)
+    assert code == 1
+    assert f"error: --records {both}: this command has another use for that file" in told
+    assert not both.exists()
 
 
 @pytest.mark.parametrize("command", ["simulate", "plan"])

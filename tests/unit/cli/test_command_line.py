@@ -104,6 +104,14 @@ def test_a_manifest_without_a_cluster_cannot_be_brought_up(run: CliRunner, tmp_p
     assert str(result.exception) == f"{path}: no MooncakeCluster; add one"
 
 
+@pytest.mark.parametrize(
+    ("command", "default"), [("up", "8000, or the next free one"), ("demo", "the engines' time scale")]
+)
+def test_the_help_tells_defaults_that_are_worked_out(run: CliRunner, command: str, default: str) -> None:
+    told = run.invoke(build_app(), [command, "--help"], env={"COLUMNS": "200"}).output
+    assert f"[default: ({default})]" in told
+
+
 def test_the_help_tells_the_exit_codes(run: CliRunner) -> None:
     told = " ".join(run.invoke(build_app(), ["--help"]).output.split())
     assert "Exit codes: 0 done, 1 what stderr says, 2 wrong use, 130 interrupted." in told
