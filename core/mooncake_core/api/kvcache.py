@@ -9,7 +9,7 @@ from pydantic import Field
 from mooncake_core.api.base import ApiModel, Rule, Write
 from mooncake_core.api.metadata import CLUSTER_REF_IS_IMMUTABLE, ClusterReference, ObjectMeta
 from mooncake_core.api.network import HugepagesSpec
-from mooncake_core.api.pods import PodTemplate, Resources, Scheduling
+from mooncake_core.api.pods import Resources, Scheduling, StorePodTemplate
 from mooncake_core.api.pools import EntryName
 from mooncake_core.api.scalars import AbsolutePath, Quantity, Ratio, Replicas, Seconds, Text, quantity
 from mooncake_core.api.status import KVCachePoolStatus
@@ -80,7 +80,7 @@ class KVCachePool(ApiModel):
     resources: Resources = Field(default_factory=Resources)
     hugepages: HugepagesSpec | None = None
     scheduling: Scheduling = Field(default_factory=Scheduling)
-    pod_template: PodTemplate | None = None
+    pod_template: StorePodTemplate | None = None
 
     RULES: ClassVar[tuple[Rule, ...]] = (
         not_yet("hugepages", "hugepages", "leave it out"),

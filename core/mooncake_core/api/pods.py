@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, StringConstraints
 
-from mooncake_core.api import managed
+from mooncake_core.api import managed, templates
 from mooncake_core.api.base import ApiModel, Problem, Rule, Write, server_rule
 from mooncake_core.api.scalars import DevicesPerInstance, ObjectName, Quantity, Seconds
 
@@ -36,14 +36,43 @@ class TemplateMetadata(ApiModel):
 
 
 class PodTemplate(ApiModel):
-    """A Pod template that is merged into the rendered one; the engine's container is called `engine`."""
+    """A Pod template that is merged into the rendered one, lists by the keys that Kubernetes merges them by.
+
+    The kinds of Pods differ in what is rendered, and so in what is refused.
+    """
 
     metadata: TemplateMetadata = Field(default_factory=TemplateMetadata)
     spec: dict[str, Any] = Field(default_factory=dict, json_schema_extra={"x-any-object": True})
     """As in Kubernetes (nodeSelector, tolerations, affinity, volumes, containers …)."""
 
+    RENDERED: ClassVar[templates.RenderedPod]
+
     def problems(self) -> Iterator[Problem]:
-        return managed.template_problems(self.spec)
+        return self.RENDERED.problems(self.spec)
+
+
+class EnginePodTemplate(PodTemplate):
+    """Merged into the Pods of an instance: containers `engine` and, its resources only, `sidecar`."""
+
+    RENDERED: ClassVar[templates.RenderedPod] = templates.ENGINE
+
+
+class StorePodTemplate(PodTemplate):
+    """Merged into the Pods of a store's nodes: container `node`."""
+
+    RENDERED: ClassVar[templates.RenderedPod] = templates.STORE_NODE
+
+
+class SchedulerPodTemplate(PodTemplate):
+    """Merged into the schedulers' Pods: container `scheduler`."""
+
+    RENDERED: ClassVar[templates.RenderedPod] = templates.SCHEDULER
+
+
+class RedisPodTemplate(PodTemplate):
+    """Merged into the Pod of the managed Redis: container `redis`."""
+
+    RENDERED: ClassVar[templates.RenderedPod] = templates.REDIS
 
 
 class Gpu(ApiModel):

@@ -9,7 +9,7 @@ from pydantic import Field
 from mooncake_core.api.base import ApiModel, Rule, Write
 from mooncake_core.api.metadata import CLUSTER_REF_IS_IMMUTABLE, ClusterReference, ObjectMeta
 from mooncake_core.api.network import HugepagesSpec
-from mooncake_core.api.pods import Drain, InstanceSpec, PodTemplate, Resources, Scheduling
+from mooncake_core.api.pods import Drain, EnginePodTemplate, InstanceSpec, Resources, Scheduling
 from mooncake_core.api.scalars import Name, Replicas
 from mooncake_core.api.status import PoolStatus
 from mooncake_core.api.support import not_yet, not_yet_value
@@ -84,7 +84,7 @@ class EnginePool(ApiModel):
     update: Update = Field(default_factory=Update)
     disruption: Disruption = Field(default_factory=Disruption)
     scheduling: Scheduling = Field(default_factory=Scheduling)
-    pod_template: PodTemplate | None = None
+    pod_template: EnginePodTemplate | None = None
 
     RULES: ClassVar[tuple[Rule, ...]] = (
         not_yet("hugepages", "hugepages", "leave it out"),

@@ -8,11 +8,15 @@ from pydantic import Field
 
 from mooncake_core.api.base import ApiModel, Rule, Write
 from mooncake_core.api.metadata import Reference
+from mooncake_core.api.pods import RedisPodTemplate, SchedulerPodTemplate
 from mooncake_core.api.scalars import ObjectName, Ratio
 
 
 class ManagedRedis(ApiModel):
     """A Redis that the operator runs; it needs no disk, engines' sidecars refill it."""
+
+    pod_template: RedisPodTemplate | None = None
+    """Merged into its Pod (container `redis`); a change makes a new Redis, and no new engine."""
 
 
 class RedisSpec(ApiModel):
@@ -98,6 +102,8 @@ class SchedulerSpec(ApiModel):
     routing: Routing = Field(default_factory=Routing)
     admission: Admission = Field(default_factory=Admission)
     auth: Auth = Field(default_factory=Auth)
+    pod_template: SchedulerPodTemplate | None = None
+    """Merged into the schedulers' Pods (container `scheduler`); a change replaces them, and no engine."""
 
     RULES: ClassVar[tuple[Rule, ...]] = (
         Rule(

@@ -13,8 +13,9 @@ _KNOWN: Sequence[tuple[re.Pattern[str], str, str]] = (
         # A quota on what the Pod does not say: the sum alone is not to blame.
         re.compile(r"failed quota: .* must specify"),
         reasons.QUOTA_EXCEEDED,
-        "the namespace's ResourceQuota counts it: give the namespace a LimitRange with defaults (Mooncake's"
-        " own containers name none; engines and stores have resources.cpu and resources.memory of the pool)",
+        "the namespace's ResourceQuota counts it: give the namespace a LimitRange with defaults, or say it:"
+        " engines and stores have resources.cpu and resources.memory of the pool, other containers their"
+        " resources in podTemplate",
     ),
     (
         re.compile(r"exceeded quota|failed quota"),
@@ -76,5 +77,5 @@ def refusal(status: int, message: str) -> Finding:
             reasons.ADMISSION_REFUSED, f"{message}; an admission plugin of the API server forbids it"
         )
     if status in (400, 422):
-        return Finding(reasons.INVALID_POD, f"{message}; change podTemplate or resources of the pool")
+        return Finding(reasons.INVALID_POD, f"{message}; change podTemplate, or resources of the pool")
     return Finding(reasons.CREATE_FAILED, message)

@@ -148,7 +148,18 @@ PLACES: dict[Path, list[Any]] = {
     ("coordination", "roleConversion"): [None, {}, {"mode": "Restart"}],
     ("scheduler",): EMPTY,
     ("scheduler", "replicas"): [*near(1, 16), None],
+    ("scheduler", "podTemplate"): [
+        None,
+        {},
+        {"metadata": {"labels": {"mooncake.io/x": "y"}}},
+        {"metadata": {"labels": {"a": "x" * 64}}},
+        {"spec": None},
+        {"spec": []},
+    ],
     ("scheduler", "redis"): [
+        {"managed": {"podTemplate": None}},
+        {"managed": {"podTemplate": {"spec": {}}}},
+        {"managed": {"podTemplate": {"metadata": {"labels": {"mooncake.io/x": "y"}}}}},
         None,
         {},
         {"managed": {}},

@@ -467,20 +467,48 @@ async def test_a_quota_on_pods_is_told_and_pods_are_made_once_there_is_room(
     await refused_then_made(world, "QuotaExceeded", "exceeded quota: tight", undo)
 
 
+async def count(world: PlayedWorld, api_server: ApiServer, **hard: str) -> str:
+    """A ResourceQuota with room for all that says what it takes; returns the path of its namespace."""
+    path = f"/api/v1/namespaces/{world.namespace}"
+    await post(api_server, f"{path}/resourcequotas", {"metadata": {"name": "some"}, "spec": {"hard": hard}})
+    used = {"status": {"hard": hard, "used": dict.fromkeys(hard, "0")}}
+    api_server.request("PATCH", f"{path}/resourcequotas/some/status", used, "application/merge-patch+json")
+    return path
+
+
+async def test_where_requests_are_counted_a_cluster_whose_pools_say_theirs_is_made(
+    world: PlayedWorld, api_server: ApiServer
+) -> None:
+    path = await count(world, api_server, **{"requests.cpu": "100", "requests.memory": "1Ti"})
+
+    def say_so(spec: Any) -> None:
+        for pools in ("prefillPools", "decodePools"):
+            spec[pools][0]["resources"] = {"cpu": "1", "memory": "1Gi"}
+        del spec["kvCachePools"]
+
+    await world.apply(say_so)
+
+    async def is_made() -> bool:
+        return all([await world.pods(role) for role in ("prefill", "decode", "redis")])
+
+    await world.until(is_made, "Pods of all pools and Redis are made", 10)
+    deployment = await world.get("Deployment", "q-scheduler")
+    assert deployment is not None
+    template = deployment["spec"]["template"]
+    pod = {"metadata": {**template["metadata"], "name": "asked"}, "spec": template["spec"]}
+    await post(api_server, f"{path}/pods?dryRun=All", pod)
+
+
 async def test_a_quota_that_counts_what_sidecars_do_not_name_is_mended_by_what_the_message_says(
     world: PlayedWorld, api_server: ApiServer
 ) -> None:
-    path = f"/api/v1/namespaces/{world.namespace}"
-    hard = {"requests.cpu": "100"}
-    await post(api_server, f"{path}/resourcequotas", {"metadata": {"name": "cpu"}, "spec": {"hard": hard}})
-    used = {"status": {"hard": hard, "used": {"requests.cpu": "0"}}}
-    api_server.request("PATCH", f"{path}/resourcequotas/cpu/status", used, "application/merge-patch+json")
+    path = await count(world, api_server, **{"limits.cpu": "100"})
 
     def want_cpu(spec: Any) -> None:
         spec["prefillPools"][0]["resources"] = {"cpu": "1"}
 
     async def undo() -> None:
-        defaults = {"type": "Container", "defaultRequest": {"cpu": "10m"}}
+        defaults = {"type": "Container", "default": {"cpu": "1"}}
         limits = {"metadata": {"name": "defaults"}, "spec": {"limits": [defaults]}}
         await post(api_server, f"{path}/limitranges", limits)
 

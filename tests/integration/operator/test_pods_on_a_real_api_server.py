@@ -146,6 +146,55 @@ async def test_a_redis_that_failed_is_made_again_too(world: PlayedWorld) -> None
     await world.until(is_new, "there is another Redis")
 
 
+async def test_schedulers_and_redis_go_where_their_templates_say_and_engines_stay(world: PlayedWorld) -> None:
+    await world.bring_up()
+    engines = {**await world.uids("prefill"), **await world.uids("decode"), **await world.uids("store-node")}
+    (old,) = (await world.uids("redis")).values()
+
+    def template(name: str) -> dict[str, Any]:
+        own = {"name": name, "resources": {"limits": {"cpu": 1, "memory": "0.5Gi"}}}
+        return {
+            "metadata": {"labels": {"team": "llm"}},
+            "spec": {
+                "nodeSelector": {"pool": "cpu"},
+                "tolerations": [{"key": "cpu", "operator": "Exists"}],
+                "imagePullSecrets": [{"name": "registry"}],
+                "containers": [own, {"name": "logs", "image": "fluent-bit"}],
+            },
+        }
+
+    def place(spec: Any) -> None:
+        spec["scheduler"]["podTemplate"] = template("scheduler")
+        spec["scheduler"]["redis"] = {"managed": {"podTemplate": template("redis")}}
+
+    await world.apply(place)
+
+    async def is_new() -> bool:
+        return old not in (await world.uids("redis")).values() and await world.is_ready()
+
+    await world.until(is_new, "there is another Redis")
+    deployment, redis = await world.get("Deployment", "q-scheduler"), await world.get("Pod", "q-redis-0")
+    assert deployment is not None
+    assert redis is not None
+    for made, main in ((deployment["spec"]["template"], "scheduler"), (redis, "redis")):
+        assert made["metadata"]["labels"]["team"] == "llm"
+        assert made["spec"]["nodeSelector"] == {"pool": "cpu"}
+        assert made["spec"]["imagePullSecrets"] == [{"name": "registry"}]
+        assert {"key": "cpu", "operator": "Exists"} in made["spec"]["tolerations"]
+        first, logs = made["spec"]["containers"]
+        assert (first["name"], logs["name"]) == (main, "logs")
+        assert first["resources"]["limits"] == {"cpu": "1", "memory": "512Mi"}
+        assert first["resources"].get("requests", {}).keys() <= {"cpu", "memory"}
+    for _ in range(3):
+        await world.step()
+    assert world.writes == []
+    assert {
+        **await world.uids("prefill"),
+        **await world.uids("decode"),
+        **await world.uids("store-node"),
+    } == engines
+
+
 async def test_a_foreign_pod_of_a_wanted_name_is_neither_adopted_nor_killed(world: PlayedWorld) -> None:
     labels = {"mooncake.io/cluster": "q", "mooncake.io/pool": "q-prefill", "mooncake.io/role": "prefill"}
     foreign: Object = {

@@ -20,14 +20,18 @@ _SLO = st.one_of(
 
 
 @st.composite
-def _pod_template(draw: st.DrawFn) -> Manifest:
+def _pod_template(draw: st.DrawFn, main: str) -> Manifest:
     env = draw(st.lists(st.sampled_from(["HTTP_PROXY", "NCCL_DEBUG", "TZ"]), unique=True))
-    spec: Manifest = {"containers": [{"name": "engine", "env": [{"name": n, "value": "x"} for n in env]}]}
+    spec: Manifest = {"containers": [{"name": main, "env": [{"name": n, "value": "x"} for n in env]}]}
+    if draw(st.booleans()):
+        spec["containers"][0]["resources"] = {"requests": {"cpu": draw(st.sampled_from(["1", "500m"]))}}
     if draw(st.booleans()):
         spec["nodeSelector"] = {"gpu": "a800"}
     if draw(st.booleans()):
         spec["volumes"] = [{"name": "scratch", "emptyDir": {}}]
         spec["containers"][0]["volumeMounts"] = [{"name": "scratch", "mountPath": "/scratch"}]
+    if main == "engine" and draw(st.booleans()):
+        spec["containers"].append({"name": "sidecar", "resources": {"requests": {"cpu": "100m"}}})
     return {"metadata": {"labels": {"team": "llm"}}, "spec": spec}
 
 
@@ -44,7 +48,7 @@ def _engine_pool(draw: st.DrawFn, name: str) -> Manifest:
     if draw(st.booleans()):
         pool["scheduling"] = {"spreadTopologyKey": "kubernetes.io/hostname"}
     if draw(st.booleans()):
-        pool["podTemplate"] = draw(_pod_template())
+        pool["podTemplate"] = draw(_pod_template("engine"))
     return pool
 
 
@@ -71,7 +75,11 @@ def _scheduler(draw: st.DrawFn) -> Manifest:
     }
     redis: Manifest | None = draw(st.sampled_from([None, {"managed": {}}, {"secretRef": {"name": "redis"}}]))
     if redis is not None:
+        if "managed" in redis and draw(st.booleans()):
+            redis = {"managed": {"podTemplate": draw(_pod_template("redis"))}}
         scheduler |= {"redis": redis, "replicas": draw(st.integers(1, 3))}
+    if draw(st.booleans()):
+        scheduler["podTemplate"] = draw(_pod_template("scheduler"))
     if draw(st.booleans()):
         scheduler["auth"] = {"apiKeySecretRef": {"name": "keys"}}
     return scheduler

@@ -252,6 +252,17 @@ def _templates() -> Iterator[Wrong]:
     label = decode(podTemplate={"metadata": {"labels": {"mooncake.io/pool": "x"}}})
     words = "use a label of your own domain"
     yield Wrong("a label of ours", label, f"{template}.metadata.labels", words, "use your own domain")
+    for place, of in (
+        ("spec.scheduler.podTemplate", lambda t: {"podTemplate": t}),
+        ("spec.scheduler.redis.managed.podTemplate", lambda t: {"redis": {"managed": {"podTemplate": t}}}),
+    ):
+        label = cluster(scheduler=of({"metadata": {"labels": {"app.kubernetes.io/name": "x"}}}))
+        yield Wrong(
+            f"a label of ours, {place}", label, f"{place}.metadata.labels", words, "use your own domain"
+        )
+        graceful = cluster(scheduler=of({"spec": {"terminationGracePeriodSeconds": 5}}))
+        field = f"{place}.spec.terminationGracePeriodSeconds"
+        yield Wrong(f"grace, {place}", graceful, field, "must not be set; leave it out", by_server=False)
     network = decode(podTemplate={"spec": {"hostNetwork": True}})
     yield Wrong("host network", network, f"{template}.spec.hostNetwork", "leave it out", by_server=False)
     variable = {"name": "PYTHONHASHSEED", "value": "7"}

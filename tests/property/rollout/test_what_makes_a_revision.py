@@ -84,6 +84,19 @@ def test_how_many_there_are_and_how_they_are_replaced_is_no_part_of_a_revision(m
 
 
 @thorough
+@given(cluster_manifests(), cluster_manifests())
+def test_templates_of_schedulers_and_redis_are_no_affair_of_engines_and_stores(manifest, other):
+    scheduler = manifest["spec"]["scheduler"]
+    template = other["spec"]["scheduler"].get("podTemplate", {"spec": {"priorityClassName": "serving"}})
+    changed = copy.deepcopy(manifest)
+    changed["spec"]["scheduler"]["podTemplate"] = template
+    if "managed" in scheduler.get("redis", {}):
+        tolerant = {"spec": {"tolerations": [{"key": "cpu"}]}}
+        changed["spec"]["scheduler"]["redis"] = {"managed": {"podTemplate": tolerant}}
+    assert rendered(changed) == rendered(manifest)
+
+
+@thorough
 @given(cluster_manifests())
 def test_another_operator_wants_the_same_revisions(manifest):
     later = Images(mooncake="mooncake-k8s:99.0.0", redis="redis:99")

@@ -237,8 +237,20 @@ def test_values_that_ask_for_nothing_new_are_no_reason_to_refuse():
             "spec.containers[0].command: must not be set",
         ),
         (
-            {"spec": {"containers": [{"name": "sidecar"}]}},
-            "spec.containers[0].name: sidecar is Mooncake's own",
+            {"spec": {"containers": [{"name": "sidecar", "image": "x"}]}},
+            "spec.containers[0].image: must not be set; sidecar is Mooncake's own container",
+        ),
+        (
+            {"spec": {"initContainers": [{"name": "sidecar", "image": "x"}]}},
+            "spec.initContainers[0].name: sidecar is Mooncake's own",
+        ),
+        (
+            {"spec": {"initContainers": [{"name": "engine", "image": "x"}]}},
+            "spec.initContainers[0].name: engine is Mooncake's own container; write it below containers",
+        ),
+        (
+            {"spec": {"containers": [{"name": "enginne", "env": []}]}},
+            "spec.containers[0].image: is required: Mooncake has no enginne here; write an image, or",
         ),
         ({"spec": {"containers": {"name": "engine"}}}, "spec.containers: must be a list of containers"),
         ({"spec": {"volumes": [{"name": "run", "emptyDir": {}}]}}, "spec.volumes[0].name: run is Mooncake's"),
@@ -256,6 +268,94 @@ def test_values_that_ask_for_nothing_new_are_no_reason_to_refuse():
 def test_a_pod_template_that_contradicts_what_is_rendered_is_refused(template, expected):
     found = complaints(pools(podTemplate=template))
     assert any(line.startswith(f"spec.decodePools[0].podTemplate.{expected}") for line in found), found
+
+
+_OF_ANY_CONTAINER = ("args", "command", "image", "lifecycle", "ports")
+_PROBES = ("livenessProbe", "readinessProbe", "startupProbe")
+_OF_ANY_POD = ("hostNetwork", "hostname", "restartPolicy", "subdomain", "terminationGracePeriodSeconds")
+
+
+def of_scheduler(template):
+    return changed(scheduler={"podTemplate": template}), "spec.scheduler.podTemplate"
+
+
+def of_redis(template):
+    scheduler = {"redis": {"managed": {"podTemplate": template}}}
+    return changed(scheduler=scheduler), "spec.scheduler.redis.managed.podTemplate"
+
+
+def of_engines(template):
+    return pools(podTemplate=template), "spec.decodePools[0].podTemplate"
+
+
+def of_store(template):
+    store = {"name": "kv", "segmentSize": "1Gi", "podTemplate": template}
+    return changed(kvCachePools=[store]), "spec.kvCachePools[0].podTemplate"
+
+
+@pytest.mark.parametrize(
+    ("place", "main"),
+    [(of_scheduler, "scheduler"), (of_redis, "redis"), (of_engines, "engine"), (of_store, "node")],
+)
+def test_what_is_rendered_is_refused_in_every_template_with_its_place_and_a_remedy(place, main):
+    whole = {field: {} for field in (*_OF_ANY_CONTAINER, *_PROBES)}
+    whole |= {
+        "env": [{"name": "MOONCAKE_POD_IP", "value": "x"}],
+        "volumeMounts": [{"name": "x", "mountPath": "/etc/mooncake/x"}],
+    }
+    spec = {field: "x" for field in _OF_ANY_POD} | {
+        "containers": [{"name": main, **whole}, {"name": "other", "resources": {}}],
+        "volumes": [{"name": "redis", "emptyDir": {}}],
+    }
+    text, path = place({"spec": spec})
+    found = complaints(text)
+    wanted = {f"{path}.spec.{field}" for field in _OF_ANY_POD}
+    wanted |= {f"{path}.spec.containers[0].{field}" for field in (*_OF_ANY_CONTAINER, *_PROBES)}
+    wanted |= {
+        f"{path}.spec.containers[0].env[0].name",
+        f"{path}.spec.containers[0].volumeMounts[0].mountPath",
+        f"{path}.spec.containers[1].image",
+        f"{path}.spec.volumes[0].name",
+    }
+    assert {line.split(": ")[0] for line in found} == wanted
+    remedies = ("leave it out", "write", "remove it", "choose another name", "mount it elsewhere")
+    assert all(any(remedy in line for remedy in remedies) for line in found)
+
+
+@pytest.mark.parametrize(
+    ("place", "container", "expected"),
+    [
+        (of_scheduler, {"name": "scheduler", "image": "x"}, "by the chart's value images.mooncake"),
+        (of_redis, {"name": "redis", "image": "x"}, "by the chart's value images.redis"),
+        (of_redis, {"name": "redis", "args": []}, "name it in scheduler.redis.secretRef"),
+        (of_store, {"name": "node", "image": "x"}, "write image of the KV cache pool"),
+        # What belongs to another kind of Pod would be a container without an image.
+        (of_scheduler, {"name": "engine"}, "has no engine here; write an image, or the name scheduler"),
+        (of_engines, {"name": "scheduler", "resources": {}}, "or the name engine"),
+        (of_store, {"name": "engine", "env": []}, "or the name node"),
+        (of_scheduler, {"name": "sidecar", "resources": {}}, "choose another name"),
+        (of_store, {"name": "sidecar", "resources": {}}, "choose another name"),
+    ],
+)
+def test_the_remedy_is_that_of_the_kind_of_pods(place, container, expected):
+    text, path = place({"spec": {"containers": [container]}})
+    (found,) = complaints(text)
+    assert found.startswith(f"{path}.spec.containers[0].")
+    assert found.endswith(expected)
+
+
+def test_what_is_a_users_own_in_templates_is_taken():
+    own = {"name": "logs", "image": "fluent-bit", "command": ["fluent-bit"], "env": [{"name": "MOONCAKE_X"}]}
+    rest = {"nodeSelector": {"cpu": "yes"}, "priorityClassName": "serving", "tolerations": [{"key": "cpu"}]}
+    for place, main in ((of_scheduler, "scheduler"), (of_redis, "redis"), (of_engines, "sidecar")):
+        asks = {"name": main, "resources": {"limits": {"memory": "1Gi"}}}
+        text, _ = place(
+            {"metadata": {"labels": {"team": "llm"}}, "spec": {**rest, "containers": [asks, own]}}
+        )
+        assert load_manifests(text)
+    # Engines' variables mean nothing to a scheduler.
+    hashes = {"name": "scheduler", "env": [{"name": "PYTHONHASHSEED", "value": "7"}]}
+    assert load_manifests(of_scheduler({"spec": {"containers": [hashes]}})[0])
 
 
 def test_every_problem_of_every_document_is_listed():

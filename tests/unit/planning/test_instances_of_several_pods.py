@@ -216,7 +216,10 @@ def test_a_users_template_reaches_every_pod_and_adds_to_the_affinity():
         "spec": {
             "nodeSelector": {"gpu": "h800"},
             "affinity": {"nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": []}},
-            "containers": [{"name": "engine", "env": [{"name": "NCCL_DEBUG", "value": "INFO"}]}],
+            "containers": [
+                {"name": "engine", "env": [{"name": "NCCL_DEBUG", "value": "INFO"}]},
+                {"name": "sidecar", "resources": {"limits": {"cpu": "1"}}},
+            ],
         }
     }
     scheduling = {"spreadTopologyKey": "kubernetes.io/hostname"}
@@ -225,6 +228,12 @@ def test_a_users_template_reaches_every_pod_and_adds_to_the_affinity():
         assert pods[name]["spec"]["nodeSelector"] == {"gpu": "h800"}
         assert env_of(engine_of(pods[name]))["NCCL_DEBUG"] == "INFO"
     assert pods["q-prefill-p-0-w1"]["spec"]["affinity"].keys() == {"podAffinity", "nodeAffinity"}
+    # Workers have no sidecar, whatever it may ask for.
+    sidecars = {
+        name: [c["resources"] for c in pods[name]["spec"]["containers"] if c["name"] == "sidecar"]
+        for name in ("q-prefill-p-0", "q-prefill-p-0-w1")
+    }
+    assert sidecars == {"q-prefill-p-0": [{"limits": {"cpu": "1"}}], "q-prefill-p-0-w1": []}
 
 
 def test_a_budget_keeps_as_many_pods_as_leave_enough_instances_whole():

@@ -513,6 +513,87 @@ def test_a_stores_nodes_are_placed_where_its_template_says():
         assert spec["affinity"] == affinity
 
 
+def asked_for(pod, name):
+    return container(pod, name).get("resources")
+
+
+def test_schedulers_and_redis_are_placed_where_their_templates_say_on_a_cluster_and_on_a_machine():
+    def template(main):
+        metadata = {"labels": {"team": main}, "annotations": {"note": main, "mooncake.io/config": "x"}}
+        own = {"name": main, "env": [{"name": "TZ", "value": "UTC"}]}
+        return {"metadata": metadata, "spec": {"tolerations": [{"key": main}], "containers": [own]}}
+
+    shared = {"replicas": 2, "podTemplate": template("scheduler")}
+    shared["redis"] = {"managed": {"podTemplate": template("redis")}}
+    a_cluster, plain = cluster(scheduler=shared), cluster(scheduler=SHARED)
+    world = render(a_cluster, ClusterNames(), credentials=SECRETS)
+    on_machine = render(a_cluster, local(a_cluster), credentials=SECRETS)
+    (deployment,) = world.deployments
+    (untouched,) = render(plain, ClusterNames(), credentials=SECRETS).deployments
+    rendered = [
+        (deployment["spec"]["template"], "scheduler"),
+        *((pod, "scheduler") for pod in (*world.scheduler_pods, *on_machine.scheduler_pods)),
+        *((by_name(each.pods, "q-redis-0"), "redis") for each in (world, on_machine)),
+    ]
+    for pod, main in rendered:
+        assert pod["metadata"]["labels"]["team"] == main
+        assert pod["metadata"]["labels"]["mooncake.io/role"] == main
+        assert pod["metadata"]["annotations"]["note"] == main
+        assert pod["spec"]["tolerations"] == [{"key": main}]
+        assert {"MOONCAKE_POD_IP", "TZ"} <= env_of(container(pod, main)).keys()
+    # What restarts them when configuration or password change stays the product's.
+    annotations = [each["spec"]["template"]["metadata"]["annotations"] for each in (deployment, untouched)]
+    assert annotations[0]["mooncake.io/config"] == annotations[1]["mooncake.io/config"]
+    assert by_name(world.pods, "q-redis-0")["metadata"]["annotations"].keys() >= {"mooncake.io/password-hash"}
+    assert deployment["spec"]["selector"] == untouched["spec"]["selector"]
+
+
+def test_schedulers_redis_and_sidecars_ask_for_a_little_without_a_limit():
+    world = render(cluster(scheduler=SHARED), ClusterNames(), credentials=SECRETS)
+    (deployment,) = world.deployments
+    asking = [
+        asked_for(deployment["spec"]["template"], "scheduler"),
+        asked_for(world.scheduler_pods[1], "scheduler"),
+        asked_for(by_name(world.pods, "q-redis-0"), "redis"),
+        asked_for(by_name(world.pods, "q-prefill-p-0"), "sidecar"),
+    ]
+    for resources in asking:
+        assert resources.keys() == {"requests"}
+        assert resources["requests"].keys() == {"cpu", "memory"}
+    assert asked_for(by_name(world.pods, "q-prefill-p-0"), "engine") is None
+
+
+def test_what_a_user_asks_for_replaces_the_products_request_as_a_whole():
+    def own(name, **resources):
+        return {"spec": {"containers": [{"name": name, "resources": resources}]}}
+
+    small = {"limits": {"memory": "64Mi"}}
+    shared = {"podTemplate": own("scheduler", **small), "redis": {"managed": {"podTemplate": own("redis")}}}
+    engine = {"name": "engine", "resources": {"limits": {"rdma/hca": "1"}}}
+    containers = [{"name": "sidecar", "resources": small}, engine]
+    pool = {"name": "prefill", "resources": {"cpu": "4"}, "podTemplate": {"spec": {"containers": containers}}}
+    world = render(cluster(scheduler=shared, prefillPools=[pool]), ClusterNames(), credentials=SECRETS)
+    (deployment,) = world.deployments
+    assert asked_for(deployment["spec"]["template"], "scheduler") == small
+    assert asked_for(by_name(world.pods, "q-redis-0"), "redis") == {}
+    pod = by_name(world.pods, "q-prefill-p-0")
+    assert asked_for(pod, "sidecar") == small
+    # What a pool says of its engines is the user's too: the two are one wish.
+    assert asked_for(pod, "engine") == {"requests": {"cpu": "4"}, "limits": {"cpu": "4", "rdma/hca": "1"}}
+
+
+def test_a_sidecar_is_not_added_where_there_is_none_nor_mistaken_for_a_users_container():
+    containers = [
+        {"name": "sidecar", "resources": {"limits": {"cpu": "1"}}},
+        {"name": "redis", "image": "redis"},
+    ]
+    pool = {"name": "prefill", "podTemplate": {"spec": {"containers": containers}}}
+    world = render(cluster(prefillPools=[pool]), ClusterNames())
+    pod = by_name(world.pods, "q-prefill-p-0")
+    assert [each["name"] for each in pod["spec"]["containers"]] == ["engine", "redis"]
+    assert asked_for(pod, "redis") is None
+
+
 def test_pools_of_their_own_join_the_cluster_they_name():
     pool = parse_object(
         {

@@ -48,6 +48,7 @@ from mooncake_operator.planning.manifests.sidecar import (
     EVENTS_ENDPOINT,
     EVENTS_TOPIC,
     REPLAY_ENDPOINT,
+    REQUESTS,
     drain_config,
     sidecar_container,
 )
@@ -97,6 +98,7 @@ def engine_pod(plan: Plan, pool: EnginePoolPlan, member: Member) -> Object:
         grace_s=pool.spec.drain.timeout_seconds + _BEYOND_DRAIN_S,
         placement=placement(pool.spec.scheduling, own, member),
         template=pool.spec.pod_template,
+        requests=REQUESTS,
     )
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from mooncake_core.api.base import ApiModel
 from mooncake_core.api.scalars import BY_VALUE
+from mooncake_core.api.scheduler import RedisSpec
 from mooncake_operator.planning.manifests.objects import digest
 from mooncake_operator.planning.manifests.plan import EnginePoolPlan, Plan, StorePlan
 
@@ -40,11 +41,19 @@ def pool_revision(plan: Plan, pool: EnginePoolPlan) -> str:
             "model": written(spec.model),
             "engine": written(spec.engine),
             "network": written(spec.network),
-            "redis": None if redis is None else written(redis),
+            "redis": None if redis is None else _as_engines_see_it(redis),
             "store": None if plan.store is None else plan.store.name,
             "pool": _without(written(pool.spec), _NOT_OF_ENGINES),
         }
     )
+
+
+def _as_engines_see_it(redis: RedisSpec) -> dict[str, Any]:
+    """Whose Redis it is; where its Pod runs, and what it asks for, is no affair of engines."""
+    seen = written(redis)
+    if "managed" in seen:
+        seen["managed"] = _without(seen["managed"], frozenset({"podTemplate"}))
+    return seen
 
 
 def pairing_revision(plan: Plan) -> str:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from mooncake_core.api.engine import ModelSpec
 from mooncake_core.api.pods import PodTemplate, Resources, Scheduling
 from mooncake_operator.planning.manifests.objects import REVISION_LABEL, Object, an_object, digest
 from mooncake_operator.planning.manifests.plan import Plan
-from mooncake_operator.planning.manifests.template import merge_template
+from mooncake_operator.planning.manifests.template import finished
 
 SHARED_MEMORY = "/dev/shm"
 
@@ -25,8 +26,12 @@ def a_pod(
     grace_s: int = 30,
     placement: Mapping[str, Any] | None = None,
     template: PodTemplate | None = None,
+    requests: Mapping[str, Mapping[str, str]] = MappingProxyType({}),
 ) -> Object:
-    """A Pod that other Pods find as `<name>.<subdomain>`; `placement`: fields of where it may run."""
+    """A Pod that other Pods find as `<name>.<subdomain>`.
+
+    `placement` are fields of where it may run; `template` and `requests` as in `finished`.
+    """
     spec: Object = {
         "hostname": name,
         "subdomain": subdomain,
@@ -42,19 +47,7 @@ def a_pod(
         "volumes": list(volumes),
         **(placement or {}),
     }
-    return _with_last_words(
-        merge_template(an_object(plan, "v1", "Pod", name, own_labels, spec=spec), template)
-    )
-
-
-def _with_last_words(pod: Object) -> Object:
-    """How a container ended, a user's too, is read from its status, when its logs may be gone."""
-    groups = {
-        group: [{"terminationMessagePolicy": "FallbackToLogsOnError", **c} for c in pod["spec"][group]]
-        for group in ("initContainers", "containers")
-        if group in pod["spec"]
-    }
-    return {**pod, "spec": {**pod["spec"], **groups}}
+    return finished(an_object(plan, "v1", "Pod", name, own_labels, spec=spec), template, requests)
 
 
 def with_revision(pod: Object, revision: str) -> Object:

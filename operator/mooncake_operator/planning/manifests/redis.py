@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from mooncake_core.api.pods import PodTemplate
 from mooncake_operator.planning.manifests.objects import (
     REDIS_DIR,
     UNPRIVILEGED,
@@ -23,6 +24,7 @@ from mooncake_operator.planning.names import Port
 PASSWORD_HASH = "mooncake.io/password-hash"
 """Annotation of the managed Redis' Pod: of which password it knows."""
 _CONFIG_KEY = "redis.conf"
+_REQUESTS = {"redis": {"cpu": "50m", "memory": "128Mi"}}
 _SETTINGS = (
     'save ""',
     "appendonly no",
@@ -89,10 +91,25 @@ def redis_pod(plan: Plan, name: str) -> Object:
     }
     volumes = [{"name": "redis", "secret": {"secretName": plan.redis_name}}]
     own = labels(plan, "redis", role="redis", instance=name)
-    pod = a_pod(plan, name, own, [container], volumes, subdomain=plan.redis_name)
+    pod = a_pod(
+        plan,
+        name,
+        own,
+        [container],
+        volumes,
+        subdomain=plan.redis_name,
+        template=_template(plan),
+        requests=_REQUESTS,
+    )
     # Redis reads it when it starts, all others when they connect: a Secret made anew must make a Redis anew.
-    pod["metadata"]["annotations"] = {PASSWORD_HASH: digest(plan.credentials.redis_password)}
-    return pod
+    password_hash = {PASSWORD_HASH: digest(plan.credentials.redis_password)}
+    annotations = {**pod["metadata"].get("annotations", {}), **password_hash}
+    return {**pod, "metadata": {**pod["metadata"], "annotations": annotations}}
+
+
+def _template(plan: Plan) -> PodTemplate | None:
+    redis = plan.cluster.spec.scheduler.redis
+    return redis.managed.pod_template if redis is not None and redis.managed is not None else None
 
 
 def _service(plan: Plan, pod: str) -> Object:

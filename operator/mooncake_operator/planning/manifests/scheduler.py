@@ -41,11 +41,13 @@ from mooncake_operator.planning.manifests.objects import (
 from mooncake_operator.planning.manifests.plan import Plan
 from mooncake_operator.planning.manifests.pods import model_files
 from mooncake_operator.planning.manifests.sharing import redis_access, shared_namespace
+from mooncake_operator.planning.manifests.template import finished
 from mooncake_operator.planning.names import Port
 
 CONFIG_FILE = "scheduler.json"
 INSTANCES_FILE = "instances.json"
 TOKEN_KEY = "token"
+_REQUESTS = {"scheduler": {"cpu": "250m", "memory": "256Mi"}}
 _GRACE_S = 600
 _LAST_WRITES_S = 15
 """Of the grace period: to give back what is reserved, and leave Redis."""
@@ -106,6 +108,7 @@ def scheduler_deployment(plan: Plan) -> Object:
     # A changed configuration must restart them; instances.json is read again by itself.
     annotations = {"mooncake.io/config": digest(scheduler_config(plan).model_dump(mode="json"))}
     template = {"metadata": {"labels": own, "annotations": annotations}, "spec": _pod_spec(plan, [])}
+    template = finished(template, plan.cluster.spec.scheduler.pod_template, _REQUESTS)
     selector = {key: own[key] for key in ("mooncake.io/cluster", "mooncake.io/role")}
     spec = {
         "replicas": plan.cluster.spec.scheduler.replicas,
@@ -126,7 +129,8 @@ def scheduler_pods(plan: Plan) -> list[Object]:
         ]
         own = labels(plan, "scheduler", role="scheduler", instance=pod)
         spec = _pod_spec(plan, ports, admin_port=plan.names.port(pod, Port.ADMIN))
-        pods.append(an_object(plan, "v1", "Pod", pod, own, spec={**spec, "hostname": pod}))
+        rendered = an_object(plan, "v1", "Pod", pod, own, spec={**spec, "hostname": pod})
+        pods.append(finished(rendered, plan.cluster.spec.scheduler.pod_template, _REQUESTS))
     return pods
 
 
@@ -151,7 +155,6 @@ def _pod_spec(plan: Plan, more_arguments: list[str], *, admin_port: int | None =
         "readinessProbe": http_get("/readyz", "admin", periodSeconds=2, timeoutSeconds=5),
         "livenessProbe": liveness("/healthz", "admin"),
         "volumeMounts": mounts,
-        "terminationMessagePolicy": "FallbackToLogsOnError",
     }
     return {
         "restartPolicy": "Always",

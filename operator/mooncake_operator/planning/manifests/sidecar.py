@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from mooncake_core.config import ListenConfig, SidecarConfig
 from mooncake_core.registry import Role
 from mooncake_operator.planning.manifests.capacity import kv_capacity_tokens, max_batch
@@ -30,6 +32,8 @@ CONFIG_VARIABLE = "MOONCAKE_SIDECAR_CONFIG"
 EVENTS_ENDPOINT = f"ipc://@{reference(RUN_DIR[0])}/kv-events.sock"
 REPLAY_ENDPOINT = f"ipc://@{reference(RUN_DIR[0])}/kv-replay.sock"
 EVENTS_TOPIC = "kv-events"
+REQUESTS: Mapping[str, Mapping[str, str]] = {"sidecar": {"cpu": "50m", "memory": "128Mi"}}
+"""Beside a busy engine it would starve, its heartbeats come late and its instance be dropped."""
 STORE_CLIENT = "mooncake_simulator.store.client"
 """The real one, `mooncake.store`, comes with SSDs of real stores."""
 
