@@ -107,6 +107,7 @@ def plan_local(
     except ValueError as error:
         raise LocalRuntimeError(str(error)) from error
     world = World.of([*desired.for_one_machine(), *definition.plain], secrets_dir=secrets_dir)
+    _check_references(cluster, world)
     schedulers = [pod["metadata"]["name"] for pod in world.pods if component(pod["metadata"]) == "scheduler"]
     return LocalCluster(
         definition,
@@ -114,6 +115,23 @@ def plan_local(
         endpoint=f"http://{names.host}:{serving_port}",
         admin_urls=tuple(f"http://{names.host}:{names.port(pod, Port.ADMIN)}" for pod in schedulers),
     )
+
+
+def _check_references(cluster: MooncakeCluster, world: World) -> None:
+    """A Secret without the key that is asked for would let the schedulers start again and again.
+
+    Raises:
+        LocalRuntimeError: says which key of which Secret, and what belongs there.
+    """
+    scheduler = cluster.spec.scheduler
+    keys, redis = scheduler.auth.api_key_secret_ref, scheduler.redis and scheduler.redis.secret_ref
+    wanted = [("auth.apiKeySecretRef", keys.name, keys.key, '{"NAME": "KEY", …} as JSON')] if keys else []
+    if redis:
+        wanted.append(("redis.secretRef", redis.name, "url", "redis://[user:password@]host[:port][/db]"))
+    for field, name, key, form in wanted:
+        if key not in world.secrets.get(name, {key: b""}):
+            where = f"spec.scheduler.{field}: Secret {name} has no key {key}"
+            raise LocalRuntimeError(f"{where}; write {form} into it")
 
 
 def component(metadata: Mapping[str, Any]) -> str:

@@ -24,6 +24,9 @@ _KEPT_VARIABLES = (
     *("PYTHONPATH", "VIRTUAL_ENV", "SSL_CERT_FILE", "SSL_CERT_DIR"),
 )
 _LONGEST_LOG_BYTES = 16 << 20
+_LOOKED_AT_BYTES = 4096
+_LONGEST_LINE = 300
+_HEADLINE_BEGINS = "--- "
 
 
 class Child:
@@ -122,6 +125,17 @@ class Machine:
         self._on_processes()
         return child
 
+    def last_line(self, spec: ContainerSpec) -> str:
+        """The end of a container's log: what a program that gives up says last; empty when nothing."""
+        try:
+            with self._folders.log(spec.pod, spec.name).open("rb") as log:
+                log.seek(max(0, log.seek(0, os.SEEK_END) - _LOOKED_AT_BYTES))
+                lines = log.read().decode(errors="replace").splitlines()
+        except OSError:
+            return ""
+        last = next((line.strip() for line in reversed(lines) if line.strip()), "")
+        return "" if last.startswith(_HEADLINE_BEGINS) else last[:_LONGEST_LINE]
+
     def forget(self, child: Child) -> None:
         """Take a process that has ended off the list, with what it left running."""
         child.sweep()
@@ -166,4 +180,4 @@ def _headline(argv: Sequence[str]) -> bytes:
     # Only what runs, not its arguments: they may be long, and secret.
     program = " ".join(argv[1:3]) if argv[1:2] == ("-m",) else Path(argv[0]).name
     now = dt.datetime.now(dt.UTC).isoformat(timespec="milliseconds")
-    return f"--- {now} mooncakectl starts {program}\n".encode()
+    return f"{_HEADLINE_BEGINS}{now} mooncakectl starts {program}\n".encode()

@@ -146,6 +146,8 @@ class ContainerSupervisor:
         self._child = self._ending = self.status.pid = None
         self._machine.forget(child)
         reason = f"killed by signal {-code}" if code < 0 else f"exited with {code}"
+        if code > 0 and (last := self._machine.last_line(self.spec)):
+            reason += f": {last}"
         self._update(started=False, ready=False, message=reason)
         if isinstance(outcome, Exception):
             raise outcome

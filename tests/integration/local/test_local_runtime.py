@@ -128,6 +128,16 @@ async def test_a_crashed_container_restarts_at_once_and_then_waits(folders: Fold
     assert events[:2] == ["exited with 3; restarts now", "exited with 3; restarts in 1 s"]
 
 
+async def test_who_gives_up_is_quoted_with_its_last_words(folders: Folders) -> None:
+    events: list[str] = []
+    code = "import sys; print('all is well'); sys.exit('no keys.json: make it\\n\\n')"
+    async with LocalRuntime(folders, on_event=lambda p, c, line: events.append(line)) as runtime:
+        runtime.start(World((pod("crash-0", python("main", code)),)))
+        await until(lambda: len(events) >= 2)
+        assert "no keys.json: make it" in runtime.statuses()[0].message
+    assert events[0] == "exited with 1: no keys.json: make it; restarts now"
+
+
 async def test_a_killed_container_is_replaced_and_its_children_are_gone(folders: Folders) -> None:
     code = (
         "import os, subprocess, sys, time\n"

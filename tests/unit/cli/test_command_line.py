@@ -105,6 +105,31 @@ def test_a_manifest_without_a_cluster_cannot_be_brought_up(run: CliRunner, tmp_p
 
 
 @pytest.mark.parametrize(
+    ("reference", "said"),
+    [
+        (
+            "auth: {apiKeySecretRef: {name: own}}",
+            "spec.scheduler.auth.apiKeySecretRef: Secret own has no key keys.json; write {",
+        ),
+        (
+            "redis: {secretRef: {name: own}}",
+            "spec.scheduler.redis.secretRef: Secret own has no key url; write redis://",
+        ),
+    ],
+)
+def test_a_secret_without_the_key_that_is_asked_for_starts_nothing(
+    manifest: Path, tmp_path: Path, reference: str, said: str
+) -> None:
+    manifest.write_text(GOOD.replace("admission: {mode: none}", f"admission: {{mode: none}}, {reference}"))
+    (tmp_path / "secrets" / "own").mkdir(parents=True)
+    (tmp_path / "secrets" / "own" / "alice").write_text("sk-alice")
+    result = mooncakectl("up", "-f", str(manifest), "--secrets", str(tmp_path / "secrets"), "--no-table")
+    assert result.returncode == 1
+    assert f"error: {said}" in result.stderr
+    assert "is ready" not in result.stderr
+
+
+@pytest.mark.parametrize(
     ("command", "default"), [("up", "8000, or the next free one"), ("demo", "the engines' time scale")]
 )
 def test_the_help_tells_defaults_that_are_worked_out(run: CliRunner, command: str, default: str) -> None:
