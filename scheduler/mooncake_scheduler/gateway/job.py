@@ -52,6 +52,7 @@ def read_wish(data: bytes, *, chat: bool) -> Wish:
     limit = body.integer("max_completion_tokens") if "max_completion_tokens" in fields else None
     if limit is None and "max_tokens" in fields:
         limit = body.integer("max_tokens")
+    engines.check_extra_arguments(body)
     form = None
     if chat:
         if body.raw("messages") is None:

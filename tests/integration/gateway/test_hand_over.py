@@ -71,6 +71,19 @@ async def test_transfer_parameters_of_a_client_never_reach_an_engine(tmp_path: P
             assert b"evil" not in engine.legs[0].raw
 
 
+async def test_transfer_parameters_among_vllms_extra_arguments_are_the_clients_own_mistake(
+    tmp_path: Path,
+) -> None:
+    async with pair(tmp_path) as (running, prefill, decode):
+        for n in (1, 2):
+            answer = await running.complete(n=n, vllm_xargs={"kv_transfer_params": "x"})
+            assert (answer.status_code, answer.json()["error"]["param"]) == (400, "vllm_xargs")
+        assert "object" in (await running.complete(vllm_xargs=3)).json()["error"]["message"]
+        assert prefill.legs == decode.legs == []
+        for harmless in (None, {"mine": "kv_transfer_params"}):
+            assert (await running.complete(vllm_xargs=harmless)).status_code == 200
+
+
 @pytest.mark.parametrize(
     "fields",
     [

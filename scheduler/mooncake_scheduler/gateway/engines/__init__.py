@@ -3,6 +3,7 @@
 from mooncake_scheduler.gateway.engines.bootstrap import EngineIds, Rank
 from mooncake_scheduler.gateway.engines.vllm import (
     PrefillAnswer,
+    check_extra_arguments,
     decode_body,
     must_stay_whole,
     pairs,
@@ -16,6 +17,7 @@ __all__ = [
     "EngineIds",
     "PrefillAnswer",
     "Rank",
+    "check_extra_arguments",
     "decode_body",
     "must_stay_whole",
     "pairs",
