@@ -1,4 +1,4 @@
-"""docs/peers-problems.md names tests that exist, and leaves no entry out."""
+"""docs/peers-problems.md and docs/faults.md name tests that exist, and leave no entry out."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[3]
 NAMED = re.compile(r"`([\w/]+\.py)(?:::(test_\w+))?`")
+FAULT = re.compile(r"`(?:([\w/]+\.py)(?:::)?|::)?(test_\w+)?`")
+"""A file, a test of it, or another test of the file that was named last."""
 
 
 def rows() -> list[tuple[int, str, str, str]]:
@@ -51,3 +53,17 @@ def test_each_is_held_by_tests_that_exist_or_says_why_not(
         file = file_of(path)
         assert file.is_file(), path
         assert not test or test in functions_in(file), f"{path}::{test}"
+
+
+def test_the_26_faults_of_other_routers_are_held_by_tests_that_exist() -> None:
+    page = (ROOT / "docs" / "faults.md").read_text()
+    assert [int(n) for n in re.findall(r"^\| (\d+) \|", page, re.MULTILINE)] == list(range(1, 27))
+    file, tests = ROOT, 0
+    for path, test in FAULT.findall(page):
+        if path:
+            file = ROOT / "tests" / re.sub(r"^faults/", "integration/faults/", path)
+            assert file.is_file(), path
+        if test:
+            tests += 1
+            assert test in functions_in(file), f"{file.name}::{test}"
+    assert tests > 50
