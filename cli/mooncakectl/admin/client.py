@@ -105,7 +105,7 @@ class AdminClient:
         if answer.status_code in (401, 403):
             raise AdminError(f"{self._url} wants a token: set MOONCAKE_ADMIN_TOKEN (a token, or @FILE)")
         if answer.is_error:
-            raise AdminError(f"{method} {self._url}{path}: HTTP {answer.status_code}: {answer.text[:200]}")
+            raise AdminError(f"{method} {self._url}{path}: HTTP {answer.status_code}: {_detail(answer)}")
         try:
             document = answer.json()
         except ValueError:
@@ -113,3 +113,11 @@ class AdminClient:
         if not isinstance(document, dict):
             raise AdminError(f"{self._url}{path} answers no JSON object: is this the admin port?")
         return document
+
+
+def _detail(answer: httpx.Response) -> str:
+    """What the admin API says is wrong."""
+    try:
+        return str(answer.json()["detail"])
+    except (ValueError, KeyError, TypeError):
+        return answer.text[:200]

@@ -64,6 +64,8 @@ def build_api(scheduler: Inspected) -> FastAPI:
         return await mark(instance_id, InstanceState.READY)
 
     async def mark(instance_id: str, state: InstanceState) -> dict[str, str]:
+        if instance_id in services.roster.stores:
+            raise HTTPException(409, f"{instance_id} is a KV cache pool: only engines can be drained")
         try:
             known = await services.roster.registry.mark(instance_id, state)
         except ConnectionError as error:

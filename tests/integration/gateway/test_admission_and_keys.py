@@ -9,6 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
+from mooncake_core.registry import EngineKind, Instance, Role
 from mooncake_testing.gateway import Gateway, gateway
 from mooncake_testing.scripted_engine import Act, ScriptedEngine, engines
 from mooncake_testing.waiting import until
@@ -164,6 +165,19 @@ async def test_a_drained_instance_gets_nothing_more_and_its_stream_ends_well(tmp
         assert (await streaming).endswith("data: [DONE]\n\n")
         assert (await admin(running, "DELETE", f"/instances/{busy.name}/drain")).json()["state"] == "ready"
         assert (await admin(running, "POST", "/instances/none/drain")).status_code == 404
+
+
+async def test_a_store_is_not_said_to_be_drained(tmp_path: Path) -> None:
+    engine = ScriptedEngine("a")
+    store = Instance(
+        id="kv", role=Role.STORE, url="http://127.0.0.1:9", cluster="test", pool="kv", model="tiny",
+        engine=EngineKind.STORE,
+    )  # fmt: skip
+    async with engines(engine), gateway(tmp_path, [engine.instance(), store]) as running:
+        for method in ("POST", "DELETE"):
+            answer = await admin(running, method, "/instances/kv/drain")
+            assert answer.status_code == 409
+            assert "only engines can be drained" in answer.json()["detail"]
 
 
 async def test_the_admin_port_wants_its_token_except_for_health_and_metrics(tmp_path: Path) -> None:
