@@ -22,7 +22,10 @@ class ManagedRedis(ApiModel):
 class RedisSpec(ApiModel):
     """Where schedulers share the prefix index, the ledger and the registry."""
 
-    managed: ManagedRedis | None = None
+    # Atomic: else the server-side apply of `managed: {}` after one with a template is refused as null.
+    managed: Annotated[ManagedRedis, Field(json_schema_extra={"x-kubernetes-map-type": "atomic"})] | None = (
+        None
+    )
     secret_ref: Reference | None = None
     """A Secret whose key `url` is redis://[:password@]host:port/db."""
 

@@ -26,6 +26,9 @@ from mooncake_operator.planning.actions import (
 from mooncake_operator.planning.manifests.revisions import revision_name
 from mooncake_operator.planning.refusals import known_refusal, refusal
 
+_REMEDIES = {"Deployment": "; change spec.scheduler.podTemplate"}
+"""By kind, what of a user's makes an object invalid; of other kinds nothing does."""
+
 
 class NamespaceEndsError(Exception):
     """The namespace is being deleted: nothing is to be made or reported any more."""
@@ -58,8 +61,8 @@ def finding_of(error: Exception, subject: str) -> Finding:
             return Finding(found.reason, f"{subject}: {found.message}")
         case InvalidError():
             known = known_refusal(str(error))
-            invalid = Finding(reasons.INVALID_OBJECT, f"the API server refuses it: {error}")
-            found = known or invalid
+            remedy = _REMEDIES.get(subject.split(" ")[0], "")
+            found = known or Finding(reasons.INVALID_OBJECT, f"the API server refuses it: {error}{remedy}")
             return Finding(found.reason, f"{subject}: {found.message}")
         case UnavailableError() if (known := known_refusal(str(error))) is not None:
             return Finding(known.reason, f"{subject}: {known.message}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +11,7 @@ from mooncake_core.api.status import MAX_POOLS_LISTED
 from mooncake_core.registry import Role
 from mooncake_operator.control.asking import Answers
 from mooncake_operator.control.picture import Picture
-from mooncake_operator.control.status import condition
+from mooncake_operator.control.status import UNDER_WAY, condition
 from mooncake_operator.kube.resources import CLUSTER, KV_CACHE_POOL, Object, name_of, uid_of
 from mooncake_operator.planning import reasons, troubles
 from mooncake_operator.planning.actions import Finding
@@ -134,7 +134,8 @@ def cluster_report(
     status["recreations"] = [
         record for o in own for record in pool_status(o, picture.observed)["recreations"]
     ]
-    conditions = [_ready(findings, serving, verdicts, context.answers.degraded), serving]
+    own_pools = {outcome.pool.name for outcome in own}
+    conditions = [_ready(findings, serving, verdicts, own_pools, context.answers.degraded), serving]
     latencies = Latencies(context.answers.statistics)
     fields, slo = context.measured(
         cluster,
@@ -170,16 +171,22 @@ def _ready(
     findings: Sequence[Finding],
     serving: Object,
     pools: Sequence[tuple[PoolOutcome, Verdict]],
+    own: Collection[str] = (),
     degraded: Sequence[str] = (),
 ) -> Object:
+    """`Ready`; `own` are the pools in planning that are the cluster's itself."""
     if findings:
         return condition("Ready", False, findings[0].reason, "; ".join(f.message for f in findings))
+    broken = [(outcome.pool, available) for outcome, available in pools if not available.holds]
     if serving["status"] != "True":
-        return condition("Ready", False, serving["reason"], serving["message"])
-    for outcome, available in pools:
-        if not available.holds:
-            message = f"pool {outcome.pool.name}: {available.message}"
-            return condition("Ready", False, available.reason, message)
+        # Schedulers wait for the cluster's Redis, for which no object of its own speaks.
+        waiting = serving["reason"] == reasons.SCHEDULER_UNAVAILABLE
+        broken = [(p, v) for p, v in broken if waiting and p.name in own and v.reason not in UNDER_WAY]
+        if not broken:
+            return condition("Ready", False, serving["reason"], serving["message"])
+    if broken:
+        pool, available = broken[0]
+        return condition("Ready", False, available.reason, f"pool {pool.name}: {available.message}")
     if not any(outcome.pool.gated for outcome, _ in pools):
         return condition("Ready", False, reasons.NO_POOLS, "no prefill or decode pool; write prefillPools")
     if degraded:

@@ -16,7 +16,7 @@ from mooncake_operator.planning import reasons
 _LONGEST_MESSAGE = 4096
 _BAD_WHEN_TRUE = frozenset({"Degraded"})
 """Conditions whose `True` is the bad news."""
-_UNDER_WAY = frozenset(
+UNDER_WAY = frozenset(
     {
         reasons.DELETING,
         reasons.NO_PODS,
@@ -130,7 +130,7 @@ def news(
         if before is not None and (before["status"], before["reason"]) == (item["status"], item["reason"]):
             continue
         if _is_bad(item):
-            if item["reason"] not in _UNDER_WAY or (before is not None and _is_good(before)):
+            if item["reason"] not in UNDER_WAY or (before is not None and _is_good(before)):
                 yield item, "Warning"
         elif before is not None and (_is_bad(before) or item["type"] == "Progressing") and _is_good(item):
             yield item, "Normal"

@@ -10,6 +10,9 @@ from typing import Any
 import msgspec
 
 _MANAGER = re.compile(r'conflict with "([^"]*)"')
+_UNTYPED = re.compile(r"failed to (create typed patch object|convert new object) \(")
+"""How a server-side apply of what its kind's schema does not allow is answered: by 500, though trying again
+changes nothing (apimachinery, `managedfields/internal/structuredmerge.go`)."""
 
 
 class KubeError(Exception):
@@ -114,6 +117,8 @@ def error_of(status: int, body: bytes, headers: Mapping[str, str]) -> KubeError:
             return InvalidError(status, reason, message)
         case 429:
             return ThrottledError(status, reason, message, retry_after_s=retry_after_s)
+        case 500 if _UNTYPED.match(message):
+            return InvalidError(status, reason, message)
         case _ if status >= 500:
             return UnavailableError(status, reason, message, retry_after_s=retry_after_s)
     return KubeError(status, reason, message)

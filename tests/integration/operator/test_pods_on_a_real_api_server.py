@@ -188,11 +188,89 @@ async def test_schedulers_and_redis_go_where_their_templates_say_and_engines_sta
     for _ in range(3):
         await world.step()
     assert world.writes == []
+    await world.apply()
+
+    async def is_without() -> bool:
+        deployment, redis = await world.get("Deployment", "q-scheduler"), await world.get("Pod", "q-redis-0")
+        specs = [made["spec"] for made in (deployment and deployment["spec"]["template"], redis) if made]
+        return len(specs) == 2 and not any("nodeSelector" in spec for spec in specs)
+
+    await world.until(is_without, "templates that are taken away are gone from Pods")
+    await world.until(world.is_ready, "the cluster is Ready again")
     assert {
         **await world.uids("prefill"),
         **await world.uids("decode"),
         **await world.uids("store-node"),
     } == engines
+
+
+@pytest.mark.parametrize(
+    ("spec", "expected"),
+    [
+        ({"nodeSelectr": {"pool": "cpu"}}, ".spec.template.spec.nodeSelectr: field not declared in schema"),
+        (
+            {"containers": [{"name": "scheduler", "resources": {"limits": {"cpu": "lots"}}}]},
+            "quantities must",
+        ),
+        (
+            {
+                "containers": [
+                    {"name": "scheduler", "resources": {"limits": {"cpu": 1}, "requests": {"cpu": 2}}}
+                ]
+            },
+            "must be less than or equal to cpu limit of 1",
+        ),
+    ],
+)
+async def test_a_schedulers_template_that_is_refused_is_named_and_holds_up_nothing_else(
+    world: PlayedWorld, spec: dict[str, Any], expected: str
+) -> None:
+    await world.bring_up()
+    before = await world.get("Deployment", "q-scheduler")
+
+    def place(spec_of_cluster: Any) -> None:
+        spec_of_cluster["scheduler"]["podTemplate"] = {"spec": spec}
+        spec_of_cluster["decodePools"][0]["replicas"] = 3
+
+    await world.apply(place)
+
+    async def is_scaled() -> bool:
+        return len(await world.routable("decode")) == 3
+
+    await world.until(is_scaled, "pools are scaled beside it")
+    ready = await world.condition("Ready")
+    assert (ready["status"], ready["reason"]) == ("False", "InvalidObject")
+    assert "Deployment q-scheduler: the API server refuses it" in ready["message"]
+    assert expected in ready["message"]
+    assert ready["message"].endswith("; change spec.scheduler.podTemplate")
+    after = await world.get("Deployment", "q-scheduler")
+    assert before is not None
+    assert after is not None
+    assert after["spec"] == before["spec"]
+    await world.apply()
+    await world.until(world.is_ready, "the mistake is taken back")
+
+
+async def test_a_new_cluster_whose_redis_is_refused_says_that_and_not_that_schedulers_wait(
+    world: PlayedWorld,
+) -> None:
+    def place(spec: Any) -> None:
+        template = {"spec": {"priorityClassName": f"gold-{world.namespace}"}}
+        spec["scheduler"]["redis"] = {"managed": {"podTemplate": template}}
+
+    await world.apply(place)
+
+    async def is_told() -> bool:
+        ready = await world.condition("Ready")
+        return ready.get("reason") == "ReferenceMissing" and "pool q-redis: " in ready["message"]
+
+    await world.until(is_told, "the refusal of Redis is told", 10)
+    await world.apply()
+
+    async def waits() -> bool:
+        return (await world.condition("Ready"))["reason"] == "SchedulerUnavailable"
+
+    await world.until(waits, "nothing but time is wanting", 10)
 
 
 async def test_a_foreign_pod_of_a_wanted_name_is_neither_adopted_nor_killed(world: PlayedWorld) -> None:

@@ -39,6 +39,13 @@ def status(message: str = "", reason: str = "", **details: Any) -> bytes:
         (422, status(reason="Invalid"), InvalidError),
         (422, status(reason="Invalid", causes=[{"field": "metadata.uid"}]), PreconditionError),
         (429, status(reason="TooManyRequests"), ThrottledError),
+        (
+            500,
+            status("failed to create typed patch object (a/b; apps/v1, Kind=Deployment): .x"),
+            InvalidError,
+        ),
+        (500, status("failed to convert new object (a/b; apps/v1, Kind=Deployment) to proper"), InvalidError),
+        (500, status("failed to create typed live object (a/b; apps/v1, Kind=Deployment)"), UnavailableError),
         (504, b"<html>a proxy in between</html>", UnavailableError),
     ],
 )
