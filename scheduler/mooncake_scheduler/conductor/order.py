@@ -104,6 +104,22 @@ class QueueOrder(msgspec.Struct, frozen=True):
         begin_s = now_s + load.handed_over_s
         return max(0.0, _least_slack_s(self.sequence((*load.waiting, newcomer), begin_s), begin_s))
 
+    def can_wait(self, waiting: Sequence[Waiting], begin_s: float, until_s: float) -> bool:
+        """Whether turns may begin only later without a promise broken that could be kept.
+
+        Args:
+            waiting: At one instance, in any order.
+            begin_s: When it could compute the first of them.
+            until_s: When it will, because it does something else first, or nothing.
+        """
+        end_s = until_s
+        for each in self.sequence(waiting, until_s):
+            end_s += each.cost_us / 1e6
+            # Due as it was before: what the wait itself breaks must not pass for broken anyhow.
+            if each.latest_end_s + ROUNDING_S < end_s and _due_s(each, begin_s) < inf:
+                return False
+        return True
+
     def turn(self, load: InstanceLoad, now_s: float, lead_s: float) -> Waiting | None:
         """Whose turn it is; None while what was handed over keeps the instance busy, or nobody waits.
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from math import inf
 
+from mooncake_core.ledger import Waiting
 from mooncake_scheduler.conductor.order import QueueOrder
 from mooncake_simulator.cluster.agenda import Agenda
 from mooncake_simulator.cluster.prefill import Job, OneAtATime
@@ -13,7 +15,8 @@ from mooncake_simulator.cluster.series import Series
 class OrderedQueue(OneAtATime):
     """What waits for a prefill instance, and what it computes: one prompt at a time.
 
-    Whoever still waits for KV that is being fetched is passed over: the instance does not stand idle for it.
+    Whoever still waits for KV that is being fetched is passed over, so that the instance does not stand idle;
+    not where that would break a promise and waiting for the KV breaks none.
 
     Args:
         agenda: the time.
@@ -57,12 +60,27 @@ class OrderedQueue(OneAtATime):
         now_s = self._agenda.now_s
         if self._running is not None or not any(job.ready_s <= now_s for job in self._jobs):
             return
-        by_facts = {id(job.waiting): job for job in self._jobs}
-        waiting = [job.waiting for job in self._jobs if job.waiting is not None]
-        in_turn = [by_facts[id(each)] for each in self._order.sequence(waiting, now_s)]
-        job = next(job for job in in_turn if job.ready_s <= now_s)
-        self._jobs.remove(job)
-        self._compute(job)
+        job = self._chosen(now_s)
+        if job is not None:
+            self._jobs.remove(job)
+            self._compute(job)
+
+    def _chosen(self, now_s: float) -> Job | None:
+        """Whose turn it is; None where it is better to wait for KV that is being fetched."""
+        order = self._order
+        jobs = {id(job.waiting): job for job in self._jobs}
+        in_turn = order.sequence([job.waiting for job in self._jobs if job.waiting is not None], now_s)
+        ready = [each for each in in_turn if jobs[id(each)].ready_s <= now_s]
+        first = ready[0]
+        if first is in_turn[0] or all([each.latest_end_s == inf for each in in_turn]):
+            return jobs[id(first)]
+        for each in ready:
+            others = [_with_kv(jobs[id(other)]) for other in in_turn if other is not each]
+            if order.can_wait(others, now_s, now_s + each.cost_us / 1e6):
+                return jobs[id(each)]
+        there_s = min([job.ready_s for job in self._jobs if job.ready_s > now_s])
+        everybody = [_with_kv(jobs[id(each)]) for each in in_turn]
+        return None if order.can_wait(everybody, now_s, there_s) else jobs[id(first)]
 
     def _end(self, drain_s: float) -> None:
         assert self._running is not None
@@ -71,3 +89,11 @@ class OrderedQueue(OneAtATime):
         self._later.enter(drain_s, done)
         self._on_end()
         self._next()
+
+
+def _with_kv(job: Job) -> Waiting:
+    """As it waits; what it fetches comes meanwhile, and not after its turn, as its promise allows for."""
+    waiting = job.waiting
+    assert waiting is not None
+    fetch_s = 0.0 if job.life is None else job.life.placement.transfer_s
+    return waiting._replace(latest_end_s=waiting.latest_end_s + fetch_s)

@@ -151,6 +151,8 @@ def test_a_coupled_engine_computes_every_prompt_and_every_answer_once(
         agenda.at(at_s, batch.join, Member(context, steps, joined, done, cached_tokens=context // 2))
     agenda.run()
     assert firsts.keys() == ends.keys() == set(range(len(asked)))
+    assert batch.most_tokens <= CAPACITY_TOKENS
+    assert (batch.size, batch.context_tokens) == (0, 0)
     computed_s = 0.0
     for at, (at_s, context, steps) in enumerate(asked):
         prefill_s = model.prefill_s(context, context // 2)

@@ -6,6 +6,7 @@ from dataclasses import replace
 from math import inf, nan
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -13,11 +14,16 @@ from hypothesis import strategies as st
 from mooncake_core.config.scheduler import AdmissionMode
 from mooncake_core.profiles import LLAMA3_70B_A800
 from mooncake_scheduler.policies import names
+from mooncake_simulator.cluster.agenda import Agenda
 from mooncake_simulator.cluster.cluster import ClusterSpec
 from mooncake_simulator.cluster.simulation import simulate
 from mooncake_simulator.workloads.traces import Request, blocks_of
 
 alone, pipeline = LLAMA3_70B_A800, LLAMA3_70B_A800.over(3, tensor=8, pipeline=3)
+# Too small for some requests, for a few at once, and for all of them.
+memories = [msgspec.structs.replace(alone, kv_capacity_tokens=tokens) for tokens in (20_000, 60_000)] + [
+    alone
+]
 
 
 def cluster(prefill: int, pipelines: int, **settings: Any) -> ClusterSpec:
@@ -30,6 +36,7 @@ specs = st.builds(
     cluster,
     prefill=st.integers(1, 4),
     pipelines=st.integers(0, 2),
+    profile=st.sampled_from(memories),
     decode=st.integers(1, 3),
     policy=st.sampled_from(names()),
     admission=st.sampled_from(AdmissionMode),
@@ -52,7 +59,8 @@ def traces(draw: st.DrawFn) -> list[Request]:
         tokens = draw(st.integers(1, 40_000))
         first = draw(st.integers(0, 3)) * 1_000
         blocks = tuple(range(first, first + blocks_of(tokens)))
-        output = draw(st.integers(1, 600))
+        # Some far longer than anybody expects: these outgrow memory.
+        output = draw(st.integers(1, 600) | st.integers(4_000, 12_000))
         requests.append(
             Request(timestamp_ms=time_ms, input_length=tokens, output_length=output, hash_ids=blocks)
         )
@@ -131,6 +139,28 @@ def test_a_refusal_by_stage_wastes_its_prefill_only_at_decode() -> None:
 def test_amounts_that_cannot_be_are_refused_by_name(settings: dict[str, Any], said: str) -> None:
     with pytest.raises(ValueError, match=said):
         ClusterSpec(1, 1, **settings)
+
+
+def test_events_happen_in_order_of_time_whatever_they_lead_to() -> None:
+    agenda = Agenda()
+    seen: list[tuple[float, str]] = []
+
+    def happens(name: str, *leads_to: tuple[float, str]) -> None:
+        seen.append((agenda.now_s, name))
+        for time_s, follows in leads_to:
+            agenda.at(time_s, happens, follows)
+
+    agenda.at(2.0, happens, "second")
+    agenda.at(1.0, happens, "first", (0.5, "was to be before it"), (3.0, "last"))
+    agenda.at(2.0, happens, "at the same time, put in later")
+    agenda.run()
+    assert seen == [
+        (1.0, "first"),
+        (1.0, "was to be before it"),
+        (2.0, "second"),
+        (2.0, "at the same time, put in later"),
+        (3.0, "last"),
+    ]
 
 
 @pytest.mark.parametrize("speed", [0.0, -1.0, inf, nan])

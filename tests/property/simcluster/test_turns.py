@@ -70,6 +70,39 @@ PIPELINE = LLAMA3_70B_A800.over(3, tensor=8, pipeline=3)
     shared_prompts,
 )
 @example(1, 1, 3.0, None, "none", [(0, 43_418, 1, 2), (1, 17_881, 1, 2)])
+# While the KV of one with a promise is on its way, one without a promise could begin that takes longer.
+@example(
+    2,
+    0,
+    1.0,
+    None,
+    "peer",
+    [(0, 1, 0, 0), (0, 1, 3, 1), (1, 10_000, 0, 0), (0, 55_000, 0, 0), (0, 4_000, 3, 1)],
+)
+@example(
+    3,
+    0,
+    1.0,
+    None,
+    "store",
+    [(0, 2_000, 0, 3), (0, 10_500, 0, 0), (308, 16_000, 0, 0), (0, 15_000, 0, 0), (0, 9_445, 0, 5)],
+)
+@example(
+    2,
+    0,
+    1.0,
+    None,
+    "store",
+    [(0, 13_000, 0, 39), (2_335, 13_000, 0, 0), (1, 27_000, 0, 40), (0, 13_000, 0, 11)],
+)
+@example(
+    2,
+    0,
+    1.0,
+    None,
+    "store",
+    [(0, 27_000, 0, 46), (5_891, 20_000, 0, 8), (1, 9_000, 0, 0), (0, 29_558, 0, 53)],
+)
 def test_a_ttft_promised_at_admission_is_kept(
     instances: int, pipelines: int, target_s: float, tbt_target_s: float | None,
     fetch: Literal["none", "peer", "store"], prompts: list[tuple[int, int, int, int]],
@@ -135,24 +168,41 @@ def test_a_long_prompt_is_overtaken_by_short_ones_only_for_a_time() -> None:
     assert outcome.prefill_s < outcome.ttft_s < span_s / 2
 
 
-def test_a_prompt_whose_kv_is_still_being_fetched_is_passed_over() -> None:
+@pytest.mark.parametrize(
+    ("promised_s", "began_s"),
+    [
+        # At 4 s the short one is still on its way; it goes next as soon as it can.
+        ((inf, inf, inf), {"long": 0.0, "longer": 4.0, "short, fetched": 10.0}),
+        # The longer one would take until 10 s: the instance stands idle for the second that is left.
+        ((6.0, inf, inf), {"long": 0.0, "short, fetched": 5.0, "longer": 6.0}),
+        # Nothing may go before it.
+        ((6.0, 10.0, inf), {"long": 0.0, "short, fetched": 5.0, "longer": 6.0}),
+        # To stand idle would break a promise too: the one that is there goes on.
+        ((6.0, inf, 11.5), {"long": 0.0, "longer": 4.0, "short, fetched": 10.0}),
+        # Who cannot be in time any more is nobody's reason to stand idle.
+        ((5.5, inf, inf), {"long": 0.0, "longer": 4.0, "short, fetched": 10.0}),
+    ],
+)
+def test_a_prompt_whose_kv_is_still_being_fetched_is_passed_over_unless_that_breaks_a_promise(
+    promised_s: tuple[float, float, float], began_s: dict[str, float]
+) -> None:
     agenda = Agenda()
     queue = OrderedQueue(agenda, QueueOrder())
-    began_s: dict[str, float] = {}
+    began: dict[str, float] = {}
 
-    def job(name: str, ready_s: float, seconds: float) -> Job:
+    def job(name: str, ready_s: float, seconds: float, latest_s: float) -> Job:
         def begin() -> tuple[float, float]:
-            began_s[name] = agenda.now_s
+            began[name] = agenda.now_s
             return seconds, 0.0
 
-        return Job(ready_s, begin, lambda: None, Waiting(0.0, int(seconds * 1e6), inf))
+        return Job(ready_s, begin, lambda: None, Waiting(0.0, int(seconds * 1e6), latest_s))
 
-    queue.add(job("short, fetched", 5.0, 1.0))
-    queue.add(job("long", 0.0, 4.0))
-    queue.add(job("longer", 0.0, 6.0))
+    short_s, long_s, longer_s = promised_s
+    queue.add(job("short, fetched", 5.0, 1.0, short_s))
+    queue.add(job("long", 0.0, 4.0, long_s))
+    queue.add(job("longer", 0.0, 6.0, longer_s))
     agenda.run()
-    # At 4 s the short one is still on its way; it goes next as soon as it can.
-    assert began_s == {"long": 0.0, "longer": 4.0, "short, fetched": 10.0}
+    assert began == began_s
     assert queue.busy_s == 11.0
 
 
