@@ -81,7 +81,7 @@ def command(
     from mooncake_core.api.manifests import ManifestError, manifest_text
     from mooncake_simulator.cluster.manifest import spec_of
     from mooncake_simulator.workloads import TraceError, read_trace
-    from mooncakectl.plan.demand import least_size
+    from mooncakectl.plan.demand import beyond_any_size, least_size
     from mooncakectl.plan.manifest import with_sizes
     from mooncakectl.plan.search import NoSizeError, Size, cheapest
     from mooncakectl.plan.slo import objectives_of
@@ -107,6 +107,8 @@ def command(
         if output is not None:
             check_writable("--output", output, trace)
         with_sizes(text, Size(1, 1))
+        if why := beyond_any_size(spec, requests, objectives):
+            raise ValueError(why)
         most = Size(max_prefill, max_decode)
         least = least_size(spec, requests, objectives, speed, jitter_ms)
         if not most.covers(least):

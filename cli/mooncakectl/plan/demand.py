@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from math import ceil
+from typing import Final
 
 from mooncake_scheduler.conductor.cost import CostModel
 from mooncake_simulator.cluster.cluster import ClusterSpec
 from mooncake_simulator.workloads import BLOCK_TOKENS, Request
 from mooncakectl.plan.search import Size
 from mooncakectl.plan.slo import Objectives
+
+_OF: Final = {"ttft": "to the first token", "tbt": "from token to token"}
 
 
 def least_size(
@@ -45,6 +49,36 @@ def least_size(
         late_s = objectives.ttft.target_s + max(steps) * max(objectives.tbt.target_s, token_s)
         decode = ceil(_cheapest(steps, objectives.tbt.share) * token_s / (span_s + late_s) - 1e-9)
     return Size(max(1, prefill), max(1, decode))
+
+
+def beyond_any_size(spec: ClusterSpec, trace: Sequence[Request], objectives: Objectives) -> str:
+    """Why no number of instances keeps the SLO, for people; empty where some number may.
+
+    Too many requests miss a target by themselves: alone on an instance, with all cached of the prompt that any
+    other prompt has, or alone in a batch.
+    """
+    first = CostModel.from_profile(spec.prefill_kinds[0])
+    model = CostModel.from_profile(spec.decode_kinds[0])
+    times = Counter(block for request in trace for block in request.hash_ids)
+    alone_s: dict[str, list[float]] = {"ttft": [], "tbt": []}
+    for request in trace:
+        own = (at for at, block in enumerate(request.hash_ids) if times[block] == 1)
+        cached = min(next(own, len(request.hash_ids)) * BLOCK_TOKENS, request.input_length - 1)
+        alone_s["ttft"].append(first.prefill_s(request.input_length, cached))
+        steps = request.output_length > 1
+        alone_s["tbt"].append(model.step_s(1, request.input_length + 1) if steps else 0.0)
+    for name, objective in (("ttft", objectives.ttft), ("tbt", objectives.tbt)):
+        if objective is None:
+            continue
+        late = sum(each > objective.target_s for each in alone_s[name])
+        if len(trace) - late < (objective.share - 1e-9) * len(trace):
+            return (
+                f"spec.slo.{name}: no number of instances keeps it: {late / len(trace):.0%} of the requests "
+                f"need more than {objective.target_s:g} s {_OF[name]} even alone on one, up to "
+                f"{max(alone_s[name]):.3g} s: write a larger target or a smaller percentile, or take "
+                "instances of more Pods (instance.size) or other hardware (--profile)"
+            )
+    return ""
 
 
 def arrivals_s(trace: Sequence[Request], speed: float) -> float:

@@ -140,6 +140,10 @@ def _figures(result: Result) -> Iterator[tuple[str, float | None]]:
         amounts_s = sorted(abs(each) for each in errors_s)
         for share in (50, 90):
             yield f"{name}_error_p{share}_s", percentile(amounts_s, share / 100) if amounts_s else None
+    amounts_tokens = sorted(abs(each) for each in result.output_errors_tokens())
+    for share in (50, 90):
+        error_tokens = percentile(amounts_tokens, share / 100) if amounts_tokens else None
+        yield f"output_error_p{share}_tokens", error_tokens
     yield "prefill_swing", result.prefill_swing
     yield "prefill_utilisation", _utilisation(result.prefill_busy_s, result.span_s)
     yield "decode_utilisation", _utilisation(result.decode_busy_s, result.span_s)

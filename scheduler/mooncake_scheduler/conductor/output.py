@@ -50,13 +50,7 @@ class OutputPrediction:
             raise ValueError(f"default_tokens is at least 1, not {default_tokens}")
         self._default_tokens = default_tokens
         self._all_tokens = _Running()
-        self._error = _Running()
         self._classes: dict[tuple[str, int], _Class] = {}
-
-    @property
-    def mean_error_tokens(self) -> float:
-        """Mean absolute error of what was predicted lately."""
-        return self._error.value
 
     @property
     def mean_tokens(self) -> float:
@@ -73,7 +67,6 @@ class OutputPrediction:
         """Learn from an answer that came to its end (not from one cut short by its client or a fault)."""
         key = (tenant, prompt_tokens.bit_length())
         known = self._classes.pop(key, None)
-        self._error.add(abs(self._best(known, max_tokens) - output_tokens))
         if known is None:
             known = _Class()
             if len(self._classes) >= MOST_CLASSES:

@@ -157,10 +157,6 @@ class Result:
         return fmean(self.ttfts_s()) if self.ttfts_s() else float("nan")
 
     @property
-    def mean_tbt_s(self) -> float:
-        return fmean(self.tbts_s()) if self.tbts_s() else float("nan")
-
-    @property
     def mean_prefill_s(self) -> float:
         seen = [outcome.prefill_s for outcome in self.outcomes if outcome.prefill_s]
         return fmean(seen) if seen else float("nan")

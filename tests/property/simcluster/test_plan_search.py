@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from random import Random
+from typing import Literal
+
+import msgspec
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -9,7 +13,7 @@ from hypothesis import strategies as st
 from mooncake_simulator.cluster.cluster import ClusterSpec
 from mooncake_simulator.cluster.simulation import simulate
 from mooncake_simulator.workloads import Request
-from mooncakectl.plan.demand import arrivals_s, least_size
+from mooncakectl.plan.demand import arrivals_s, beyond_any_size, least_size
 from mooncakectl.plan.search import NoSizeError, Prices, Size, cheapest
 from mooncakectl.plan.slo import Objective, Objectives, kept
 
@@ -104,6 +108,28 @@ def test_no_size_below_the_least_keeps_the_slo(
         if min(size) > 0:
             result = simulate(ClusterSpec(*size, ttft_target_s=ttft_s, tbt_target_s=tbt_s), _whole(trace))
             assert not kept(result, objectives).keeps(objectives)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    traces(), st.integers(0, 40), st.sampled_from([0.5, 0.9, 1.0]), st.sampled_from([0.3, 1.0, 2.5]),
+    st.sampled_from([0.0268, 0.027, 0.1]), st.sampled_from(["none", "store"]), st.randoms(),
+)  # fmt: skip
+def test_what_is_said_to_be_beyond_any_size_a_large_one_does_not_keep(
+    trace: list[Request], shared: int, share: float, ttft_s: float, tbt_s: float,
+    fetch: Literal["none", "store"], chance: Random,
+) -> None:  # fmt: skip
+    # Of each prompt the beginning is that of all others, and the trace is in any order.
+    asked = [
+        msgspec.structs.replace(each, hash_ids=(*range(-shared, 0), *each.hash_ids[shared:]))
+        for each in trace
+    ]
+    asked = _whole(asked)
+    chance.shuffle(asked)
+    objectives = Objectives(Objective(share, ttft_s), Objective(share, tbt_s))
+    spec = ClusterSpec(64, 64, ttft_target_s=ttft_s, tbt_target_s=tbt_s, fetch=fetch, cache_tokens=None)
+    if beyond_any_size(spec, asked, objectives):
+        assert not kept(simulate(spec, asked), objectives).keeps(objectives)
 
 
 def _whole(trace: list[Request]) -> list[Request]:

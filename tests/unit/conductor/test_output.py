@@ -52,13 +52,6 @@ def test_the_way_that_errs_less_is_used():
     assert output.predict("a", 1_000) == pytest.approx(500, rel=0.1)
 
 
-def test_the_error_of_what_was_predicted_is_kept():
-    output = learned(*[("a", 1_000, 100, None)] * 1_000)
-    assert output.mean_error_tokens == pytest.approx(0, abs=2)
-    output.observe("a", 1_000, 300)
-    assert output.mean_error_tokens > 0.5
-
-
 def test_habits_that_change_are_followed():
     output = learned(*[("a", 1_000, 100, None)] * 300, *[("a", 1_000, 500, None)] * 800)
     assert output.predict("a", 1_000) == pytest.approx(500, rel=0.05)

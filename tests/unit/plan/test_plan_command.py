@@ -119,18 +119,41 @@ def test_what_cannot_be_planned_says_why_and_what_to_write(
     assert said in complained.replace("\n", " ")
 
 
-def test_a_first_token_sooner_than_any_prompt_can_be_computed_is_no_size_s_fault(
-    trace: Path, tmp_path: Path
+@pytest.mark.parametrize(
+    ("target", "tighter", "said"),
+    [
+        (
+            "30s",
+            "1ms",
+            "spec.slo.ttft: no number of instances keeps it: 100% of the requests need more than 0.001",
+        ),
+        (
+            "100ms",
+            "27ms",
+            "spec.slo.tbt: no number of instances keeps it: 31% of the requests need more than 0.027",
+        ),
+    ],
+)
+def test_a_target_that_requests_miss_all_alone_is_no_size_s_fault_and_nothing_is_simulated(
+    trace: Path, tmp_path: Path, target: str, tighter: str, said: str
 ) -> None:
     manifest = tmp_path / "cluster.yaml"
-    manifest.write_text(QUICKSTART.read_text().replace("target: 30s", "target: 1ms"))
+    manifest.write_text(QUICKSTART.read_text().replace(f"target: {target}", f"target: {tighter}"))
     code, _, complained = _run("-f", manifest, "--trace", trace, "--max-prefill", "300", "--max-decode", "8")
     assert code == 1
-    assert (
-        "300 prefill and 8 decode instances, the most that may be, do not keep the SLO: TTFT kept for"
-        in complained
+    assert said in complained
+    assert "kept for" not in complained
+
+
+def test_where_the_largest_fails_it_is_said_what_else_was_tried(trace: Path, tmp_path: Path) -> None:
+    manifest = tmp_path / "cluster.yaml"
+    manifest.write_text(QUICKSTART.read_text().replace("target: 100ms", "target: 30ms"))
+    code, _, complained = _run(
+        "-f", manifest, "--trace", trace, "--speed", "20", "--max-prefill", "24", "--max-decode", "1"
     )
-    assert "(nor with 150, 75, 37, 18, 9, 4, 2, 1 prefill instances, which hand decode less)" in complained
+    assert code == 1
+    assert "24 prefill and 1 decode instances, the most that may be, do not keep the SLO: TTFT" in complained
+    assert "(nor with 12, 6, 3, 1 prefill instances, which hand decode less)" in complained
 
 
 def test_without_a_promise_there_is_nothing_to_plan_for(trace: Path, tmp_path: Path) -> None:

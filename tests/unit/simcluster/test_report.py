@@ -107,6 +107,14 @@ def test_every_drawing_is_well_formed_named_and_has_its_numbers_beside_it(tmp_pa
     assert len(page.tables[0]) == 1 + 2 * 3
 
 
+def test_how_far_predictions_were_off_is_told_of_answers_too(tmp_path: Path) -> None:
+    # 256 tokens are assumed before anything was learned; every answer has 200.
+    page = _Page(_report(tmp_path, trace=_trace(tmp_path, "few.jsonl", every_ms=1.0)))
+    head, row = page.tables[page.headings.index("How well it was foretold")]
+    told = dict(zip(head, row, strict=True))
+    assert told["answer's tokens, error P50"] == "56"
+
+
 def test_curves_rise_and_end_at_the_share_that_was_answered(tmp_path: Path) -> None:
     text = _report(tmp_path, "--speed", "1,40")
     first = re.findall(r'<svg role="img".*?</svg>', text)[0]

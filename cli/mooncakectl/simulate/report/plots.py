@@ -274,12 +274,20 @@ def _errors(chosen: Sequence[tuple[str, Answer]]) -> Plot | None:
     if not any(drawn):
         return None
     errors = [f"{of}_error_p{share}_s" for of in ("ttft", "tbt") for share in (50, 90)]
-    rows = [[name, *(_short_seconds(answer.figures[each]) for each in errors)] for name, answer in chosen]
+    rows = [
+        [name, *(_short_seconds(answer.figures[each]) for each in errors), *_output_errors(answer)]
+        for name, answer in chosen
+    ]
     told = "What admission counted on when it let a request in, against what became of it: left of the line "
-    told += "it came earlier, right of it later."
-    head = ["run", "TTFT error P50", "P90", "TBT error P50", "P90"]
+    told += "it came earlier, right of it later. How long answers would be is learned from those that ended."
+    head = ["run", "TTFT error P50", "P90", "TBT error P50", "P90", "answer's tokens, error P50", "P90"]
     drawings = [each for each in drawn if each is not None]
     return Plot("How well it was foretold", told, drawings, [name for name, _ in chosen], head, rows)
+
+
+def _output_errors(answer: Answer) -> list[str]:
+    found = [answer.figures[f"output_error_p{share}_tokens"] for share in (50, 90)]
+    return ["–" if each is None else f"{each:,.0f}" for each in found]
 
 
 def _error(heading: str, errors_s: Sequence[tuple[str, list[float]]]) -> tuple[str, str] | None:
