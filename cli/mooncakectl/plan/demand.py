@@ -54,8 +54,8 @@ def least_size(
 def beyond_any_size(spec: ClusterSpec, trace: Sequence[Request], objectives: Objectives) -> str:
     """Why no number of instances keeps the SLO, for people; empty where some number may.
 
-    Too many requests miss a target by themselves: alone on an instance, with all cached of the prompt that any
-    other prompt has, or alone in a batch.
+    Too many requests miss a target by themselves: alone on an instance, with all cached of the prompt that
+    any other has, or alone in a batch.
     """
     first = CostModel.from_profile(spec.prefill_kinds[0])
     model = CostModel.from_profile(spec.decode_kinds[0])
