@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 from openai import OpenAI
+from prometheus_client.parser import text_string_to_metric_families
 
 from mooncake_testing.engine_exchange import call
-from mooncake_testing.vllm_engine import VllmPair
+from mooncake_testing.vllm_engine import VllmEngine, VllmPair
 
 pytestmark = [pytest.mark.engines, pytest.mark.timeout(600)]
 
@@ -58,6 +59,28 @@ def test_a_request_through_prefill_and_decode_gets_the_tokens_of_one_engine_alon
     assert through.status == 200, through.body
     alone = call(f"{vllm_pair.prefill.url}/v1/completions", body_of(request))
     assert said(through.body, request["stream"]) == said(alone.body, request["stream"])
+
+
+def computed_tokens(engine: VllmEngine) -> float:
+    """Prompt tokens that an engine has computed itself, by its own count."""
+    text = call(f"{engine.url}/metrics").body.decode()
+    name = "vllm:request_prefill_kv_computed_tokens_sum"
+    (value,) = (
+        sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+        if sample.name == name
+    )
+    return float(value)
+
+
+def test_prefill_computes_the_prompt_and_decode_takes_its_kv(vllm_pair: VllmPair, gateway_url: str) -> None:
+    prefill, decode = vllm_pair.prefill, vllm_pair.decode
+    before = computed_tokens(prefill), computed_tokens(decode)
+    answer = call(f"{gateway_url}/v1/completions", body_of({"prompt": ids(2024, 640), "max_tokens": 4}))
+    assert answer.status == 200, answer.body
+    assert computed_tokens(prefill) - before[0] == 640
+    assert computed_tokens(decode) - before[1] <= 1
 
 
 @pytest.mark.parametrize("stream", [False, True])
