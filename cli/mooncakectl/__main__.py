@@ -19,9 +19,11 @@ def main() -> None:
 
 def _run() -> None:
     # Imported here: Ctrl-C may come before everything is there.
+    from mooncake_core.open_files import allow_many_open_files
     from mooncakectl.app import build_app
     from mooncakectl.console import CommandError, report_error
 
+    allow_many_open_files()
     try:
         build_app()()
     except CommandError as error:

@@ -16,6 +16,7 @@ from mooncake_core.collector import freeze_what_lives
 from mooncake_core.config.base import ConfigError
 from mooncake_core.config.scheduler import SchedulerConfig
 from mooncake_core.ending import then_exit
+from mooncake_core.open_files import allow_many_open_files
 from mooncake_core.standard_streams import lose_what_cannot_be_written
 from mooncake_scheduler.assembly import build_scheduler, wanted_ports
 
@@ -70,4 +71,5 @@ def _configure_log(level: str) -> None:
 
 if __name__ == "__main__":
     lose_what_cannot_be_written()
+    allow_many_open_files()
     raise SystemExit(main())

@@ -15,6 +15,7 @@ from typing import Any
 
 import uvloop
 
+from mooncake_core.open_files import allow_many_open_files
 from mooncake_core.standard_streams import lose_what_cannot_be_written
 from mooncake_simulator.engine.app import App
 from mooncake_simulator.engine.assembly import build
@@ -124,4 +125,5 @@ def main() -> None:
 
 if __name__ == "__main__":
     lose_what_cannot_be_written()
+    allow_many_open_files()
     main()

@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable
 
 import uvloop
 
+from mooncake_core.open_files import allow_many_open_files
 from mooncake_core.profiles import PROFILES
 from mooncake_core.standard_streams import lose_what_cannot_be_written
 from mooncake_simulator.store.directory import Directory
@@ -129,4 +130,5 @@ def main() -> None:
 
 if __name__ == "__main__":
     lose_what_cannot_be_written()
+    allow_many_open_files()
     main()
