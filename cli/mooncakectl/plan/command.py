@@ -88,7 +88,7 @@ def command(
     from mooncakectl.plan.table import tries_table
     from mooncakectl.plan.tries import Trial
     from mooncakectl.simulate.conditions import one_profile
-    from mooncakectl.simulate.declared import declared_in, whose_speed
+    from mooncakectl.simulate.declared import declared_in, remarks
     from mooncakectl.trace_times import check_jitter, check_span, check_speed
 
     try:
@@ -117,7 +117,7 @@ def command(
         report_error(str(error))
         raise typer.Exit(1) from None
 
-    for remark in whose_speed(cluster, spec.profile, named=bool(profile)):
+    for remark in remarks(cluster, spec.profile, named=bool(profile)):
         say(remark)
     columns = SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn()
     with shown_progress(*columns) as progress:

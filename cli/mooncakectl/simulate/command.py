@@ -100,7 +100,7 @@ def command(
     from mooncake_simulator.cluster.manifest import spec_of
     from mooncake_simulator.workloads import TraceError, read_trace
     from mooncakectl.simulate.conditions import failures, profiles, rules
-    from mooncakectl.simulate.declared import declared_in, whose_speed
+    from mooncakectl.simulate.declared import declared_in, remarks
     from mooncakectl.simulate.report.page import html
     from mooncakectl.simulate.runs import answer, questions
     from mooncakectl.simulate.table import answers_table
@@ -132,9 +132,9 @@ def command(
     except (ManifestError, UnknownPolicyError, TraceError, CommandError, ValueError) as error:
         report_error(str(error))
         raise typer.Exit(1) from None
-    for base in bases:
-        for remark in whose_speed(cluster, base.profile, named=bool(profile)):
-            say(remark)
+    told = [remark for base in bases for remark in remarks(cluster, base.profile, named=bool(profile))]
+    for remark in dict.fromkeys(told):
+        say(remark)
     answers = []
     with shown_progress() as progress:
         task = progress.add_task("simulating", total=len(asked) * seeds * len(requests))

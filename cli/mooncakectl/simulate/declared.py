@@ -54,8 +54,8 @@ def declared_in(file: Path, text: str | None = None) -> Declared:
     return Declared(_together(clusters[0], pools), tuple(map(_called, pools)))
 
 
-def whose_speed(cluster: MooncakeCluster, profile: Profile, *, named: bool) -> Iterator[str]:
-    """What people should know of the seconds that they will read.
+def remarks(cluster: MooncakeCluster, profile: Profile, *, named: bool) -> Iterator[str]:
+    """What people should know of the figures that they will read.
 
     Args:
         cluster: what is simulated.
@@ -67,6 +67,11 @@ def whose_speed(cluster: MooncakeCluster, profile: Profile, *, named: bool) -> I
         yield (
             f"no manifest tells how fast real engines are: simulated with {profile.name}; "
             "name other hardware and another model with --profile"
+        )
+    if spec.scheduler.routing.disaggregation_threshold_tokens:
+        yield (
+            "spec.scheduler.routing.disaggregationThresholdTokens is not simulated: every prompt goes to a "
+            "prefill instance"
         )
     asked = [pool.resources.gpu for pool in (*spec.prefill_pools, *spec.decode_pools)]
     for count in sorted({gpu.count for gpu in asked if gpu is not None} - {profile.gpus}):

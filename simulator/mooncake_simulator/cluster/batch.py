@@ -71,15 +71,22 @@ class Batch:
         model: what a step takes.
         kv_capacity_tokens: KV that fits.
         load_bytes_per_s: rate at which a joiner's KV comes in; 0 = at once.
+        most: requests at once; 0 = as many as memory holds.
     """
 
     def __init__(
-        self, agenda: Agenda, model: CostModel, kv_capacity_tokens: int, load_bytes_per_s: float = 0.0
+        self,
+        agenda: Agenda,
+        model: CostModel,
+        kv_capacity_tokens: int,
+        load_bytes_per_s: float = 0.0,
+        most: int = 0,
     ) -> None:
         self._agenda = agenda
         self._model = model
         self._capacity_tokens = kv_capacity_tokens
         self._load_bytes_per_s = load_bytes_per_s
+        self._most = most
         self._waiting: deque[Member] = deque()
         self._waiting_tokens = 0
         self._leaving: list[tuple[int, int, Member]] = []
@@ -117,7 +124,9 @@ class Batch:
         self.most_tokens, self.put_off, self.busy_s = before.most_tokens, before.put_off, before.busy_s
 
     def fits(self, tokens: int) -> bool:
-        """Whether KV of so many tokens has room beside what is here and what waits."""
+        """Whether a request with so much KV has room beside those that are here and those that wait."""
+        if self._most and self.size + len(self._waiting) >= self._most:
+            return False
         return tokens + self._waiting_tokens <= self._room_tokens()
 
     def ever_fits(self, member: Member) -> bool:
@@ -156,7 +165,12 @@ class Batch:
     def _may_enter(self) -> bool:
         if not self._waiting:
             return False
-        return not self._leaving or self._waiting[0].prompt_tokens < self._room_tokens()
+        size = len(self._leaving)
+        if not size:
+            return True
+        return (not self._most or size < self._most) and (
+            self._waiting[0].prompt_tokens < self._room_tokens()
+        )
 
     def _take(self) -> Member:
         """The next of those who wait."""

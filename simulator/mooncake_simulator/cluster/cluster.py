@@ -52,6 +52,8 @@ class ClusterSpec:
     """Of a prompt a step, where `coupled` is chunked."""
     join_load_bytes_per_s: float = 0.0
     """Rate at which a request's KV enters a running decode batch while the others wait; 0 = nobody waits."""
+    max_batch: int = 0
+    """Requests that a decode instance has in its batch at most; 0 = as many as its memory holds."""
 
     def __post_init__(self) -> None:
         if self.prefill < 1 or self.decode < (0 if self.coupled else 1):
@@ -93,6 +95,10 @@ class ClusterSpec:
         for field, tokens in (("cache_tokens", self.cache_tokens), ("store_tokens", self.store_tokens)):
             if tokens is not None and tokens < 0:
                 raise ValueError(f"{field} is a number of tokens, 0 or more, or None for no end: {tokens}")
+        if self.max_batch < 0 or (self.coupled and self.max_batch):
+            raise ValueError(
+                f"max_batch is a number of requests, 0 for no end, and of coupled engines 0: {self.max_batch}"
+            )
         if self.chunk_tokens < 1:
             raise ValueError(f"chunk_tokens is at least 1, not {self.chunk_tokens}")
         for field, amount in (

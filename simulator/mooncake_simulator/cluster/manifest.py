@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import msgspec
 
-from mooncake_core.api.arguments import hbm_tokens
+from mooncake_core.api.arguments import hbm_tokens, number_of
 from mooncake_core.api.cluster import MooncakeCluster
 from mooncake_core.api.kvcache import KVCachePool
 from mooncake_core.api.pools import EnginePool
@@ -41,7 +41,7 @@ def spec_of(cluster: MooncakeCluster, profile_name: str | None = None) -> Cluste
     Prefill and decode instances run at the speed of `profile_of`, of an instance of several Pods each one.
     With a KV cache pool, instances keep no more than fits beside the weights and fetch the rest from the
     store, whose SSD is slower than its DRAM; without one, each counts on itself alone. Of engines' arguments
-    what tells how much KV it holds is heeded.
+    those are heeded that tell how much KV it holds and how many requests it decodes at once.
 
     Raises:
         NotSimulatedError: there is nothing to simulate, or a target that depends on the request.
@@ -73,6 +73,7 @@ def spec_of(cluster: MooncakeCluster, profile_name: str | None = None) -> Cluste
         fetch="store" if spec.kv_cache_pools else "none",
         cache_tokens=profile.kv_capacity_tokens,
         store_tokens=_store_tokens(spec.kv_cache_pools, profile),
+        max_batch=number_of(spec.engine.args, "--max-num-seqs") or 0,
         tiers=_tiers(spec.kv_cache_pools, profile, steers=steers),
     )
 

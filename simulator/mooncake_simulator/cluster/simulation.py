@@ -149,7 +149,7 @@ class Simulation:
             return PrefillFirst(self.agenda, model, capacity_tokens)
         if spec.coupled == "chunked":
             return Chunked(self.agenda, model, capacity_tokens, spec.chunk_tokens)
-        return Batch(self.agenda, model, capacity_tokens, spec.join_load_bytes_per_s)
+        return Batch(self.agenda, model, capacity_tokens, spec.join_load_bytes_per_s, spec.max_batch)
 
     def _load(self) -> Load:
         """Of both stages, while there were arrivals."""
@@ -337,6 +337,7 @@ def _instance(spec: ClusterSpec, role: Role, number: int, profile: Profile) -> I
         connector="MooncakeConnector",
         block_size_tokens=BLOCK_TOKENS,
         kv_capacity_tokens=profile.kv_capacity_tokens,
+        max_batch=spec.max_batch,
         fetch=spec.fetch if role is Role.PREFILL else "none",
         instance_class=profile.name,
         pipeline_stages=profile.prefill_stages,

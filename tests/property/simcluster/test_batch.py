@@ -30,6 +30,7 @@ class _Slow:
     """The same rules, step by step."""
 
     load_bytes_per_s: float
+    most: int
     now_s: float = 0.0
     coming: list[Any] = field(default_factory=list)
     waiting: list[tuple[int, int, int]] = field(default_factory=list)
@@ -91,20 +92,22 @@ class _Slow:
     def _fits(self) -> bool:
         if not self.waiting or not self.running:
             return bool(self.waiting)
+        if self.most and len(self.running) >= self.most:
+            return False
         return self._held() + len(self.running) + self.waiting[0][1] < CAPACITY_TOKENS
 
 
 @settings(max_examples=200, deadline=None)
-@given(arrivals, loads)
+@given(arrivals, loads, st.sampled_from([0, 0, 1, 2, 3]))
 def test_the_closed_form_ends_everybody_when_doing_every_step_does(
-    asked: list[tuple[float, int, int]], load: float
+    asked: list[tuple[float, int, int]], load: float, most: int
 ) -> None:
     # Moments that coincide with the end of a step are decided by the last bit: keep clear of them.
     asked = [(at_s + 1e-4 * number, context, steps) for number, (at_s, context, steps) in enumerate(asked)]
-    slow = _Slow(load)
+    slow = _Slow(load, most)
     slow.run(asked)
     agenda = Agenda()
-    batch = Batch(agenda, MODEL, CAPACITY_TOKENS, load)
+    batch = Batch(agenda, MODEL, CAPACITY_TOKENS, load, most)
     ended: dict[int, tuple[float, float | None]] = {}
 
     def done(at: int, tbt_s: float | None) -> None:

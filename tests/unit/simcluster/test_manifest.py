@@ -12,6 +12,8 @@ from mooncake_core.api.cluster import MooncakeCluster
 from mooncake_core.profiles import LLAMA3_70B_A800
 from mooncake_simulator.cluster.cluster import ClusterSpec
 from mooncake_simulator.cluster.manifest import spec_of
+from mooncake_simulator.cluster.simulation import simulate
+from mooncake_simulator.workloads import Request
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 
@@ -42,6 +44,19 @@ def test_what_an_instance_of_several_pods_is_told_to_hold_is_the_instances() -> 
     assert {each.kv_capacity_tokens for each in untold.prefill_kinds} == {
         2 * LLAMA3_70B_A800.kv_capacity_tokens
     }
+
+
+def test_an_engine_that_is_told_how_many_requests_to_decode_at_once_decodes_no_more() -> None:
+    told = simulated("quickstart.yaml", engine__args=["--max-num-seqs=1"], decodePools__0__replicas=1)
+    together = [
+        Request(timestamp_ms=0.0, input_length=512, output_length=101, hash_ids=(at,)) for at in range(4)
+    ]
+    free = simulated("quickstart.yaml", decodePools__0__replicas=1)
+    one_s, all_s = (
+        max(each.ended_s or 0.0 for each in simulate(spec, together).outcomes) for spec in (told, free)
+    )
+    # A hundred steps for each one alone, or for all four at once.
+    assert one_s > 4 * 100 * LLAMA3_70B_A800.decode_t0_s > 2 * all_s
 
 
 @pytest.mark.parametrize(

@@ -83,6 +83,17 @@ def test_hardware_is_compared_and_what_stands_for_real_engines_is_told(trace: Pa
     assert (code, told) == (0, "")
 
 
+def test_what_of_a_manifest_is_not_simulated_is_told(trace: Path, tmp_path: Path) -> None:
+    manifest = tmp_path / "cluster.yaml"
+    policy = "policy: kv-centric  "
+    text = QUICKSTART.read_text()
+    assert policy in text
+    manifest.write_text(text.replace(policy, "disaggregationThresholdTokens: 2048\n      " + policy))
+    code, _, told = _run("-f", manifest, "--trace", trace, "--limit", "3")
+    assert code == 0
+    assert "spec.scheduler.routing.disaggregationThresholdTokens is not simulated" in told
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
