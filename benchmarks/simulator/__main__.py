@@ -24,6 +24,7 @@ from rich.table import Table
 from rows import Row
 from setups import Traces, cores
 
+TRACES = ("conversation_trace.jsonl", "synthetic_trace.jsonl")
 PUBLISHED = Path(__file__).parents[3] / "shared" / "traces"
 
 
@@ -45,8 +46,17 @@ def main() -> int:
     wanted = [name for name in GROUPS if any(fnmatch(name, pattern) for pattern in patterns)]
     if unknown := [p for p in patterns if not any(fnmatch(name, p) for name in GROUPS)]:
         parser.error(f"--only {','.join(unknown)}: write some of {', '.join(GROUPS)}")
+    for option in ("seeds", "jobs"):
+        if getattr(options, option) < 1:
+            parser.error(f"--{option} {getattr(options, option)}: write 1 or more")
     if not options.traces.is_dir():
         print(f"{options.traces}: no such folder: name the one of the published traces with --traces")
+        return 1
+    if missing := [name for name in TRACES if not (options.traces / name).is_file()]:
+        print(
+            f"{options.traces}: {' and '.join(missing)} not there: name the folder of the published traces "
+            "with --traces"
+        )
         return 1
 
     rows = _run(wanted, options.traces, options.seeds, options.jobs, options.json)

@@ -63,9 +63,16 @@ def test_the_figures_do_not_depend_on_how_many_processes_simulate(traces: Path) 
     [
         (["--only", "hits"], "--only hits: write some of hit-rates"),
         (["--traces", "nowhere"], "nowhere: no such folder: name the one of the published traces"),
+        (
+            ["--traces", SCRIPT],
+            "conversation_trace.jsonl and synthetic_trace.jsonl not there: name the folder",
+        ),
+        (["--seeds", 0], "--seeds 0: write 1 or more"),
+        (["--jobs", -1], "--jobs -1: write 1 or more"),
     ],
 )
-def test_what_it_cannot_run_it_says(arguments: list[str], said: str) -> None:
+def test_what_it_cannot_run_it_says(arguments: list[object], said: str) -> None:
     ran = _run(*arguments)
     assert ran.returncode
     assert said in ran.stdout + ran.stderr
+    assert "Traceback" not in ran.stderr
