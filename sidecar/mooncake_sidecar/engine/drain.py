@@ -56,6 +56,8 @@ async def drain(sidecar: Sidecar, timeout_s: float) -> Drained:
             outcome = Drained.TIMEOUT
             break
         await asyncio.sleep(min(LOOK_EVERY_S, max(0.0, timeout_s - waited_s)))
+    if outcome is Drained.GONE:
+        sidecar.saw_engine_gone()
     _log.info("drained", outcome=outcome, after_s=round(time.monotonic() - began_s, 2))
     assert outcome is not None
     return outcome

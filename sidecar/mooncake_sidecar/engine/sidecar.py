@@ -78,6 +78,8 @@ class Sidecar:
         self._streaming_since = 0.0
         self._ill = 0
         self._dead = False
+        self._was_gone = False
+        """Others saw nobody listen, maybe between two beats."""
         self._due = asyncio.Event()
         self._was_ready = False
         """In this life of the engine."""
@@ -145,6 +147,11 @@ class Sidecar:
             _log.warning("the drain mark cannot be written yet", error=str(error))
             return False
 
+    def saw_engine_gone(self) -> None:
+        """Tell of an engine that is gone: it may be back, as another, before the next beat."""
+        self._was_gone = True
+        self._due.set()
+
     # The engine's life.
 
     async def _look_after_the_engine(self) -> None:
@@ -163,6 +170,9 @@ class Sidecar:
             self._due.clear()
 
     async def _beat(self) -> None:
+        if self._was_gone:
+            self._was_gone = False
+            await self._engine_died()
         health = await self.probe.health()
         if health is Health.DEAD:
             await self._engine_died()

@@ -346,6 +346,28 @@ async def test_an_engine_that_comes_back_in_its_pod_after_its_pre_stop_hook_is_g
     assert sidecar.status()["draining"] is False
 
 
+async def test_an_engine_that_dies_in_its_hook_and_is_back_between_two_beats_is_another(
+    simulated: Simulated, engine: SimulatedProcess, start_sidecar: Start, shared: SharedView
+) -> None:
+    sidecar = start_sidecar(engine, heartbeat_s=3.0)
+    first = await registered(shared)
+    async with httpx.AsyncClient(trust_env=False, timeout=30) as http:
+        draining = asyncio.ensure_future(http.post(f"{sidecar.url}/drain"))
+
+        async def marked() -> bool:
+            instance = await shared.instance("engine-0")
+            return instance is not None and instance.state is InstanceState.DRAINING
+
+        await until(marked)
+        engine.kill()
+        assert (await draining).json() == {"outcome": "gone"}
+    simulated.engine("--num-gpu-blocks-override", "200", events=True, base=engine.base, environ=AS_BYTES)
+    await registered(shared, after=first)
+    again = await shared.instance("engine-0")
+    assert again is not None
+    assert again.state is InstanceState.READY
+
+
 async def test_a_drain_that_takes_too_long_says_so(
     engine: SimulatedProcess, start_sidecar: Start, shared: SharedView, redis_server: RedisServer
 ) -> None:
