@@ -81,11 +81,11 @@ class RenderedPod:
             yield Problem(f"{at}.image", message)
 
     def _env_problems(self, at: str, env: Any) -> Iterator[Problem]:
-        if not isinstance(env, list) or not all(isinstance(item, Mapping) and "name" in item for item in env):
+        if not _are_named(env, "name"):
             yield Problem(at, "must be a list of variables; write [{name: X, value: y}]")
             return
         for position, item in enumerate(env):
-            name = str(item["name"])
+            name = item["name"]
             if name in self.env or is_own_env(name):
                 yield Problem(f"{at}[{position}].name", f"{name} is set by Mooncake; remove it")
 
@@ -139,22 +139,29 @@ REDIS = RenderedPod(
 )
 
 
+def _are_named(items: Any, key: str) -> bool:
+    """Whether these are a list of objects that can be merged by a key."""
+    return isinstance(items, list) and all(
+        isinstance(item, Mapping) and isinstance(item.get(key), str) for item in items
+    )
+
+
 def _volume_problems(at: str, volumes: Any) -> Iterator[Problem]:
-    if not isinstance(volumes, list) or not all(isinstance(item, Mapping) for item in volumes):
+    if not _are_named(volumes, "name"):
         yield Problem(at, "must be a list of volumes; write [{name: scratch, emptyDir: {}}]")
         return
     for position, volume in enumerate(volumes):
-        if volume.get("name") in VOLUMES:
+        if volume["name"] in VOLUMES:
             yield Problem(
                 f"{at}[{position}].name", f"{volume['name']} is Mooncake's own; choose another name"
             )
 
 
 def _mount_problems(at: str, mounts: Any) -> Iterator[Problem]:
-    if not isinstance(mounts, list) or not all(isinstance(item, Mapping) for item in mounts):
+    if not _are_named(mounts, "mountPath"):
         yield Problem(at, "must be a list of mounts; write [{name: scratch, mountPath: /scratch}]")
         return
     for position, mount in enumerate(mounts):
-        if str(mount.get("mountPath", "")).startswith(FOLDERS):
+        if mount["mountPath"].startswith(FOLDERS):
             message = f"{mount['mountPath']} is Mooncake's own; mount it elsewhere"
             yield Problem(f"{at}[{position}].mountPath", message)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
@@ -63,6 +64,8 @@ _log = structlog.get_logger()
 
 _TOLD = 3
 """Refusals of one pool that are told of: what refuses one mostly refuses the others too."""
+_ONLY_IN_A_TRIAL = re.compile(r"exceeded quota|does not support dry run")
+"""Refusals of a trial that say nothing of the Pod: the old one gives back its share of a quota."""
 
 
 class Execution:
@@ -167,6 +170,8 @@ class Execution:
 
     async def _is_done(self, action: Action) -> bool:
         try:
+            if isinstance(action, RecordRevision) and not await self._can_be_made(action):
+                return False
             await self._one(action)
         except (ForbiddenError, InvalidError, UnavailableError) as error:
             await self._refused(action, finding_of_action(action, error))
@@ -212,6 +217,30 @@ class Execution:
             )
         except NotFoundError:
             return
+
+    async def _can_be_made(self, action: RecordRevision) -> bool:
+        """Whether a Pod of a new revision would be taken, where the old one must go before it is made.
+
+        Else a mistake in a template would be told once the only Redis is gone.
+        """
+        pool = self._pools[action.pool]
+        if self._plan is None or pool.max_surge or action.number == 1:
+            return True
+        owner = owner_reference(self._owners[action.pool])
+        instance = pool.instance(0)
+        trial = CreatePod(instance, action.pool, instance, 0, action.revision)
+        pod = pod_of(controller_revision(self._plan, pool, action.number, owner), trial, owner)
+        pod["metadata"]["namespace"] = self._namespace
+        try:
+            await self._client.create(pod, manager=MANAGER, dry_run=True)
+        except AlreadyExistsError:
+            return True  # what is wrong with a Pod is found before its name is looked up
+        except (ForbiddenError, InvalidError, UnavailableError) as error:
+            if _ONLY_IN_A_TRIAL.search(str(error)):
+                return True
+            await self._refused(action, finding_of_action(trial, error))
+            return False
+        return True
 
     async def _record(self, action: RecordRevision) -> None:
         if self._plan is None:

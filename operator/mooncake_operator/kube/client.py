@@ -133,15 +133,16 @@ class Client:
         """
         return await self._call("GET", _OPENAPI, f"/openapi/v3/apis/{api_version}")
 
-    async def create(self, obj: Object, *, manager: str) -> Object:
-        """POST an object under its own name.
+    async def create(self, obj: Object, *, manager: str, dry_run: bool = False) -> Object:
+        """POST an object under its own name; with `dry_run` all is checked and nothing is made.
 
         Raises:
             AlreadyExistsError: the name is taken, by whomever: read it and compare the owner's uid.
         """
         resource = resource_of(obj)
         path = resource.path(obj["metadata"].get("namespace"))
-        return await self._call("POST", resource, path, body=obj, query={"fieldManager": manager})
+        query = {"fieldManager": manager, **({"dryRun": "All"} if dry_run else {})}
+        return await self._call("POST", resource, path, body=obj, query=query)
 
     async def apply(
         self, obj: Object, *, manager: str, force: bool = False, subresource: str | None = None

@@ -273,6 +273,59 @@ async def test_a_new_cluster_whose_redis_is_refused_says_that_and_not_that_sched
     await world.until(waits, "nothing but time is wanting", 10)
 
 
+@pytest.mark.parametrize(
+    ("spec", "reason"),
+    [
+        ({"priorityClassName": "nobodys"}, "ReferenceMissing"),
+        ({"tolerations": [{"operator": "Exist"}]}, "InvalidPod"),
+        ({"nodeSelector": ["cpu"]}, "InvalidPod"),
+    ],
+)
+async def test_a_redis_that_runs_stays_while_its_new_template_is_refused(
+    world: PlayedWorld, spec: dict[str, Any], reason: str
+) -> None:
+    await world.bring_up()
+    old = await world.uids("redis")
+
+    def place(spec_of_cluster: Any) -> None:
+        spec_of_cluster["scheduler"]["redis"] = {"managed": {"podTemplate": {"spec": spec}}}
+
+    await world.apply(place)
+
+    async def is_told() -> bool:
+        return (await world.condition("Ready"))["reason"] == reason
+
+    await world.until(is_told, "the refusal of Redis is told", 10)
+    assert (await world.condition("Ready"))["message"].startswith("pool q-redis: 1 of 1 instances are")
+    await world.step()
+    assert await world.uids("redis") == old
+    await world.apply()
+    await world.until(world.is_ready, "the mistake is taken back")
+
+
+async def test_a_full_quota_is_no_reason_to_keep_an_old_redis(
+    world: PlayedWorld, api_server: ApiServer
+) -> None:
+    await world.bring_up()
+    (old,) = (await world.uids("redis")).values()
+    quota: Object = {"metadata": {"name": "full"}, "spec": {"hard": {"pods": "0"}}}
+    path = f"/api/v1/namespaces/{world.namespace}/resourcequotas"
+    api_server.request("POST", path, quota)
+    full = {"status": {"hard": {"pods": "0"}, "used": {"pods": "0"}}}
+    api_server.request("PATCH", f"{path}/full/status", full, "application/merge-patch+json")
+
+    def place(spec: Any) -> None:
+        template = {"metadata": {"labels": {"team": "llm"}}}
+        spec["scheduler"]["redis"] = {"managed": {"podTemplate": template}}
+
+    await world.apply(place)
+
+    async def is_gone() -> bool:
+        return old not in (await world.uids("redis")).values()
+
+    await world.until(is_gone, "the old one makes room", 10)
+
+
 async def test_a_foreign_pod_of_a_wanted_name_is_neither_adopted_nor_killed(world: PlayedWorld) -> None:
     labels = {"mooncake.io/cluster": "q", "mooncake.io/pool": "q-prefill", "mooncake.io/role": "prefill"}
     foreign: Object = {

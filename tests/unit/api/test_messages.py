@@ -254,6 +254,17 @@ def test_values_that_ask_for_nothing_new_are_no_reason_to_refuse():
         ),
         ({"spec": {"containers": {"name": "engine"}}}, "spec.containers: must be a list of containers"),
         ({"spec": {"volumes": [{"name": "run", "emptyDir": {}}]}}, "spec.volumes[0].name: run is Mooncake's"),
+        # Nothing can be merged by a name that is none.
+        ({"spec": {"volumes": [{"name": {}}]}}, "spec.volumes: must be a list of volumes"),
+        ({"spec": {"volumes": [{"emptyDir": {}}]}}, "spec.volumes: must be a list of volumes"),
+        (
+            {"spec": {"containers": [{"name": "engine", "env": [{"name": ["X"], "value": "y"}]}]}},
+            "spec.containers[0].env: must be a list of variables",
+        ),
+        (
+            {"spec": {"containers": [{"name": "engine", "volumeMounts": [{"mountPath": {"x": 1}}]}]}},
+            "spec.containers[0].volumeMounts: must be a list of mounts",
+        ),
         (
             {
                 "spec": {

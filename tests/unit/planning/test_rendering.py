@@ -582,6 +582,17 @@ def test_what_a_user_asks_for_replaces_the_products_request_as_a_whole():
     assert asked_for(pod, "engine") == {"requests": {"cpu": "4"}, "limits": {"cpu": "4", "rdma/hca": "1"}}
 
 
+def test_what_a_template_leaves_without_a_value_takes_nothing_away():
+    engine = {"name": "engine", "resources": None, "securityContext": None}
+    pool = {"name": "prefill", "resources": {"gpu": {"count": 1}}}
+    plain = render(cluster(prefillPools=[pool]), ClusterNames())
+    pool["podTemplate"] = {"spec": {"containers": [engine], "volumes": []}}
+    world = render(cluster(prefillPools=[pool]), ClusterNames())
+    pod = by_name(world.pods, "q-prefill-p-0")
+    assert asked_for(pod, "engine")["limits"] == {"nvidia.com/gpu": "1"}
+    assert pod["spec"] == by_name(plain.pods, "q-prefill-p-0")["spec"]
+
+
 def test_a_sidecar_is_not_added_where_there_is_none_nor_mistaken_for_a_users_container():
     containers = [
         {"name": "sidecar", "resources": {"limits": {"cpu": "1"}}},

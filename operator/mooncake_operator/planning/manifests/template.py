@@ -75,6 +75,8 @@ def _without_strangers(pod: Object, added: Mapping[str, Any]) -> Mapping[str, An
 def _merged(base: Mapping[str, Any], added: Mapping[str, Any]) -> Object:
     result = dict(base)
     for field, value in added.items():
+        if value is None:
+            continue  # a field that is written without a value is absent, as everywhere in the API
         present = result.get(field)
         if isinstance(present, Mapping) and isinstance(value, Mapping):
             result[field] = _merged(present, value)
