@@ -134,6 +134,8 @@ def cluster_report(
     status["recreations"] = [
         record for o in own for record in pool_status(o, picture.observed)["recreations"]
     ]
+    if serving["status"] == "True" and (held_up := scheduler_held_up(scheduler, scheduler_pods)) is not None:
+        findings = [*findings, held_up]
     own_pools = {outcome.pool.name for outcome in own}
     conditions = [_ready(findings, serving, verdicts, own_pools, context.answers.degraded), serving]
     latencies = Latencies(context.answers.statistics)
@@ -215,10 +217,29 @@ def scheduler_ready(scheduler: Object | None, pods: Sequence[ObservedPod], unrea
             " used; does a NetworkPolicy keep the operator out?"
         )
         return condition("SchedulerReady", False, reasons.SCHEDULER_UNREACHABLE, message)
-    trouble = _failure(status) or troubles.scheduling(pods) or troubles.starting(pods)
-    if trouble is not None:
+    if (trouble := _scheduler_trouble(status, pods)) is not None:
         return condition("SchedulerReady", False, trouble.reason, f"{message}; {trouble.message}")
     return condition("SchedulerReady", False, reasons.SCHEDULER_UNAVAILABLE, message)
+
+
+def scheduler_held_up(scheduler: Object | None, pods: Sequence[ObservedPod]) -> Finding | None:
+    """Why a rollout of the schedulers gets no further, though the old ones serve; None = it does, or is over."""
+    if scheduler is None:
+        return None
+    status, wanted = scheduler.get("status") or {}, scheduler["spec"].get("replicas", 1)
+    updated = status.get("updatedReplicas", 0)
+    is_over = updated >= wanted and status.get("replicas", 0) <= updated
+    if is_over or status.get("observedGeneration") != scheduler["metadata"].get("generation"):
+        return None
+    trouble = _scheduler_trouble(status, pods)
+    if trouble is None:
+        return None
+    message = f"Deployment {name_of(scheduler)}: the newest configuration is not in use; {trouble.message}"
+    return Finding(trouble.reason, message)
+
+
+def _scheduler_trouble(status: Object, pods: Sequence[ObservedPod]) -> Finding | None:
+    return _failure(status) or troubles.scheduling(pods) or troubles.starting(pods)
 
 
 def _failure(status: Object) -> Finding | None:

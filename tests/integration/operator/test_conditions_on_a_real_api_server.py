@@ -16,6 +16,7 @@ from mooncake_operator.kube.resources import (
     BY_KIND,
     CLUSTER,
     DECODE_POOL,
+    DEPLOYMENT,
     EVENT,
     KV_CACHE_POOL,
     NAMESPACE,
@@ -396,6 +397,48 @@ async def test_a_scheduler_pod_that_cannot_start_is_named_by_the_cluster(world: 
     ready = await world.condition("Ready")
     assert ready["reason"] == "ConfigMissing"
     assert f"0 of 2 schedulers are available; Pod q-scheduler-0, {said}" in ready["message"]
+
+
+async def test_schedulers_of_a_new_template_that_cannot_be_made_are_told_while_the_old_ones_serve(
+    world: PlayedWorld,
+) -> None:
+    await world.bring_up()
+
+    def place(spec: Any) -> None:
+        spec["scheduler"]["podTemplate"] = {"spec": {"priorityClassName": "nobodys"}}
+
+    await world.apply(place)
+    await world.step()
+    refused = 'pods "q-scheduler-1" is forbidden: no PriorityClass with name nobodys was found'
+    failure = {"type": "ReplicaFailure", "status": "True", "reason": "FailedCreate", "message": refused}
+
+    async def deploy(**counts: Any) -> None:
+        live = await world.get("Deployment", "q-scheduler")
+        assert live is not None
+        seen = {"observedGeneration": live["metadata"]["generation"], "availableReplicas": 2}
+        await world.client.patch(
+            DEPLOYMENT,
+            world.namespace,
+            "q-scheduler",
+            {"status": {**seen, "readyReplicas": 2, **counts}},
+            how="merge",
+            manager="test",
+            subresource="status",
+        )
+        await world.step()
+
+    await deploy(replicas=2, updatedReplicas=0)
+    assert (await world.condition("Ready"))["status"] == "True", "a rollout is no trouble"
+    await deploy(replicas=2, updatedReplicas=0, conditions=[failure])
+    ready = await world.condition("Ready")
+    assert (ready["status"], ready["reason"]) == ("False", "ReferenceMissing")
+    assert ready["message"].startswith("Deployment q-scheduler: the newest configuration is not in use; ")
+    assert refused in ready["message"]
+    assert (await world.condition("SchedulerReady"))["status"] == "True"
+    await deploy(replicas=3, updatedReplicas=2, conditions=[failure])
+    assert not await world.is_ready(), "an old one is still there"
+    await deploy(replicas=2, updatedReplicas=2, conditions=[])
+    assert await world.is_ready()
 
 
 # -- what the API server refuses
