@@ -223,7 +223,7 @@ def scheduler_ready(scheduler: Object | None, pods: Sequence[ObservedPod], unrea
 
 
 def scheduler_held_up(scheduler: Object | None, pods: Sequence[ObservedPod]) -> Finding | None:
-    """Why a rollout of the schedulers gets no further, though the old ones serve; None = it does, or is over."""
+    """Why a rollout of the schedulers gets no further, though the old ones serve; None = nothing is wrong."""
     if scheduler is None:
         return None
     status, wanted = scheduler.get("status") or {}, scheduler["spec"].get("replicas", 1)
