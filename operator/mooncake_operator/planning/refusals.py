@@ -54,6 +54,9 @@ _KNOWN: Sequence[tuple[re.Pattern[str], str, str]] = (
     ),
 )
 
+_ABOVE_LIMIT = re.compile(r"must be less than or equal to \S+ limit of ")
+_INVALID = re.compile(r"^\w+ \"[^\"]*\" is invalid: ")
+
 
 def known_refusal(message: str) -> Finding | None:
     """Whose refusal it was, where the message tells; None = it does not."""
@@ -67,15 +70,21 @@ def refusal(status: int, message: str) -> Finding:
     """Why the API server did not take a Pod.
 
     Args:
-        status: of the HTTP answer.
+        status: of the HTTP answer; 403 where only the message is known, as from a Deployment's status.
         message: of the answer's Status object.
     """
     if known := known_refusal(message):
         return known
-    if status == 403:
+    if _ABOVE_LIMIT.search(message):
+        return Finding(
+            reasons.INVALID_POD,
+            f"{message}; a limit that nobody wrote is a default of the namespace's LimitRange: write request"
+            " and limit of this container in podTemplate, or resources of the pool",
+        )
+    if status == 403 and not _INVALID.search(message):
         return Finding(
             reasons.ADMISSION_REFUSED, f"{message}; an admission plugin of the API server forbids it"
         )
-    if status in (400, 422):
+    if status in (400, 403, 422):
         return Finding(reasons.INVALID_POD, f"{message}; change podTemplate, or resources of the pool")
     return Finding(reasons.CREATE_FAILED, message)

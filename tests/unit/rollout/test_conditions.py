@@ -232,6 +232,7 @@ def test_what_the_kubelet_lacks_becomes_a_reason(waiting, reason):
         (400, 'admission webhook "w.example" denied the request: no', reasons.ADMISSION_REFUSED),
         (403, 'pods "x" is forbidden: for reasons of its own', reasons.ADMISSION_REFUSED),
         (422, 'Pod "x" is invalid: spec.containers[0].image: Required value', reasons.INVALID_POD),
+        (403, 'Pod "x" is invalid: spec.containers[0].image: Required value', reasons.INVALID_POD),
         (500, 'failed calling webhook "w.example": no endpoints', reasons.WEBHOOK_UNAVAILABLE),
         (500, "etcdserver: request timed out", reasons.CREATE_FAILED),
     ],
@@ -242,6 +243,14 @@ def test_why_the_api_server_takes_no_pod_becomes_a_reason(status, message, reaso
     assert message in found.message
     cluster, observed = at_rest()
     assert verdicts(cluster, observed, refusals=[found])["Degraded"].reason == reason
+
+
+@pytest.mark.parametrize("status", [403, 422])
+def test_a_request_above_the_limit_that_a_limit_range_gives_is_told_with_where_to_write_both(status):
+    message = 'Pod "q-scheduler-1" is invalid: "250m": must be less than or equal to cpu limit of 10m'
+    found = refusal(status, message)
+    assert found.reason == reasons.INVALID_POD
+    assert "a default of the namespace's LimitRange: write request and limit" in found.message
 
 
 def test_foreign_pods_are_named_and_left_alone():
