@@ -73,7 +73,7 @@ def beyond_any_size(spec: ClusterSpec, trace: Sequence[Request], objectives: Obj
         late = sum(each > objective.target_s for each in alone_s[name])
         if len(trace) - late < (objective.share - 1e-9) * len(trace):
             return (
-                f"spec.slo.{name}: no number of instances keeps it: {late / len(trace):.0%} of the requests "
+                f"spec.slo.{name}: no number of instances keeps it: {late} of {len(trace)} requests "
                 f"need more than {objective.target_s:g} s {_OF[name]} even alone on one, up to "
                 f"{max(alone_s[name]):.3g} s: write a larger target or a smaller percentile, or take "
                 "instances of more Pods (instance.size) or other hardware (--profile)"

@@ -125,12 +125,12 @@ def test_what_cannot_be_planned_says_why_and_what_to_write(
         (
             "30s",
             "1ms",
-            "spec.slo.ttft: no number of instances keeps it: 100% of the requests need more than 0.001",
+            "spec.slo.ttft: no number of instances keeps it: 200 of 200 requests need more than 0.001",
         ),
         (
             "100ms",
             "27ms",
-            "spec.slo.tbt: no number of instances keeps it: 31% of the requests need more than 0.027",
+            "spec.slo.tbt: no number of instances keeps it: 62 of 200 requests need more than 0.027",
         ),
     ],
 )
