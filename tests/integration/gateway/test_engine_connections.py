@@ -14,6 +14,7 @@ from mooncake_scheduler.gateway.http1.simple import fetch
 ANSWER = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"
 LATE = b"HTTP/1.1 408 Too Late\r\ncontent-length: 0\r\n\r\n"
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+CHUNKED = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
 
 
 class Engine:
@@ -205,10 +206,13 @@ async def test_a_host_that_is_none_is_an_engine_that_was_not_reached(host: str) 
         (b"HTTP/1.1 200 ", b"z" * 1024),
         (b"HTTP/1.1 200 OK\r\n", b"y: " + b"z" * 1019 + b"\r\n"),
         (b"HTTP/1.1 200 OK\r\ny: ", b"z" * 1024),
+        (b"", CONTINUE * 40),
+        (CHUNKED + b"1;", b"z" * 1024),
+        (CHUNKED + b"2\r\nok\r\n0\r\ny: ", b"z" * 1024),
     ],
-    ids=["a reason", "headers", "a header"],
+    ids=["a reason", "headers", "a header", "interim answers", "a chunk's extension", "a trailer"],
 )  # fmt: skip
-async def test_what_has_no_end_before_the_body_is_not_gathered(begins: bytes, goes_on: bytes) -> None:
+async def test_what_has_no_end_and_is_no_body_is_not_gathered(begins: bytes, goes_on: bytes) -> None:
     taken = 0
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

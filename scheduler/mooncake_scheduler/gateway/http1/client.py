@@ -140,8 +140,8 @@ class UpstreamConnection(asyncio.Protocol):
     """One connection to an engine."""
 
     __slots__ = (
-        "_content_type", "_framed", "_headed", "_header_bytes", "_headless_bytes", "_ignored", "_may_stay",
-        "_parser", "_retry_after", "_reused", "_status", "_touched", "_transport", "_upstream", "_whole",
+        "_content_type", "_framed", "_headed", "_header_bytes", "_ignored", "_may_stay", "_parser",
+        "_retry_after", "_reused", "_status", "_stuck_bytes", "_touched", "_transport", "_upstream", "_whole",
         "call", "idle_since_s",
     )  # fmt: skip
 
@@ -158,6 +158,11 @@ class UpstreamConnection(asyncio.Protocol):
         """The answer has ended."""
         self._may_stay = False
         """Another request may follow on this connection."""
+        self._stuck_bytes = 0
+        """That came since the head was whole, or something of the body.
+
+        The parser keeps a header or a trailer until it is whole.
+        """
         self._clear()
 
     def _clear(self) -> None:
@@ -165,8 +170,6 @@ class UpstreamConnection(asyncio.Protocol):
         self._content_type = b""
         self._retry_after = b""
         self._header_bytes = 0
-        self._headless_bytes = 0
-        """That came before the end of the headers was seen: the parser keeps a header until it is whole."""
         self._framed = False
         self._headed = False
         self._ignored = False
@@ -176,6 +179,7 @@ class UpstreamConnection(asyncio.Protocol):
         self.call = call
         self._clear()
         self._touched = self._whole = False
+        self._stuck_bytes = 0
         if call.paused:
             self._transport.pause_reading()
         self._transport.write(request)
@@ -207,11 +211,10 @@ class UpstreamConnection(asyncio.Protocol):
             self._transport.abort()
             return
         self._touched = True
-        if not self._headed:
-            if self._headless_bytes > MAX_ANSWER_HEADER_BYTES:
-                self._break_off("headers too large")
-                return
-            self._headless_bytes += len(data)
+        if self._stuck_bytes > MAX_ANSWER_HEADER_BYTES:
+            self._break_off("headers too large")
+            return
+        self._stuck_bytes += len(data)
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
@@ -279,12 +282,14 @@ class UpstreamConnection(asyncio.Protocol):
             self._ignored = True
             return
         self._headed = True
+        self._stuck_bytes = 0
         if self._status in (204, 304):
             self._framed = True
         if self.call is not None:
             self.call.head(self._status, self._content_type, self._retry_after)
 
     def on_body(self, data: bytes) -> None:
+        self._stuck_bytes = 0
         if self.call is not None:
             self.call.body(data)
 
