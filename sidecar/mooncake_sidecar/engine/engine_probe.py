@@ -57,6 +57,8 @@ class Load(NamedTuple):
     cache_queries_tokens: float = 0.0
     """Looked for in its own cache and in what its connectors reach."""
     cache_hits_tokens: float = 0.0
+    began_s: float = 0.0
+    """Unix time at which it began to count; 0 = not told."""
     is_told: bool = True
     """Whether the engine tells metrics at all; without them all of this is 0 and means nothing."""
 
@@ -122,6 +124,7 @@ class EngineProbe:
             + _sample(text, "vllm:external_prefix_cache_queries_total"),
             cache_hits_tokens=_sample(text, "vllm:prefix_cache_hits_total")
             + _sample(text, "vllm:external_prefix_cache_hits_total"),
+            began_s=_sample(text, "vllm:prompt_tokens_created"),
             is_told="vllm:num_requests_running" in text,
         )
 

@@ -80,6 +80,8 @@ class Sidecar:
         self._dead = False
         self._was_gone = False
         """Others saw nobody listen, maybe between two beats."""
+        self._began_s = 0.0
+        """When this life of the engine began, by its own word; 0 = not told."""
         self._due = asyncio.Event()
         self._was_ready = False
         """In this life of the engine."""
@@ -196,9 +198,19 @@ class Sidecar:
         if self._still_catching_up():
             return
         report = await self._report()
+        if self._began_anew():
+            await self._engine_died()
+            return
         await self._keep_registered(report)
         if self.pool is not None:
             await self.pool.beat()
+
+    def _began_anew(self) -> bool:
+        """Whether another engine answers, and the end of the one before fell between two looks."""
+        if self.load is None or not self.load.began_s:
+            return False
+        before_s, self._began_s = self._began_s, self.load.began_s
+        return 0 < before_s < self._began_s
 
     async def _discover(self) -> bool:
         try:
@@ -307,6 +319,7 @@ class Sidecar:
         self._was_ready = False
         self._facts = None
         self.load = None
+        self._began_s = 0.0
         self.alarms = None
         self._ill = 0
         await self._stop_stream()

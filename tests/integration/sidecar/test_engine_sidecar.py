@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -323,8 +324,9 @@ async def test_a_drain_waits_for_what_runs_and_for_what_is_promised(
     await client.close()
 
 
+@pytest.mark.parametrize("seen", [True, False], ids=["and was seen to be gone", "between two looks"])
 async def test_an_engine_that_comes_back_in_its_pod_after_its_pre_stop_hook_is_given_work_again(
-    simulated: Simulated, engine: SimulatedProcess, start_sidecar: Start, shared: SharedView
+    simulated: Simulated, engine: SimulatedProcess, start_sidecar: Start, shared: SharedView, seen: bool
 ) -> None:
     """A container that fails its liveness probe has its hook run, and is then started again."""
     sidecar = start_sidecar(engine)
@@ -332,13 +334,18 @@ async def test_an_engine_that_comes_back_in_its_pod_after_its_pre_stop_hook_is_g
     command = sidecar.drain()
     output, _ = await asyncio.to_thread(command.communicate, timeout=20)
     assert command.returncode == 0, output
+    assert sidecar.process is not None
+    if not seen:
+        sidecar.process.send_signal(signal.SIGSTOP)
     engine.kill()
 
     async def gone() -> bool:
         return await shared.instance("engine-0") is None
 
-    await until(gone)
+    if seen:
+        await until(gone)
     simulated.engine("--num-gpu-blocks-override", "200", events=True, base=engine.base, environ=AS_BYTES)
+    sidecar.process.send_signal(signal.SIGCONT)
     await registered(shared, after=first)
     again = await shared.instance("engine-0")
     assert again is not None
