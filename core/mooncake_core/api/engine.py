@@ -8,12 +8,15 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field, StringConstraints
 
 from mooncake_core.api import managed
+from mooncake_core.api.arguments import number_of
 from mooncake_core.api.base import ApiModel, Problem, Rule, Write, server_rule
 from mooncake_core.api.scalars import AbsolutePath, Argument, ObjectName, Text
 from mooncake_core.api.support import not_yet_value
 from mooncake_core.profiles import PROFILES
 
 MAX_ARGUMENTS = 64
+_SIMULATED_MAX_BATCH = 256
+"""vLLM's `--max-num-seqs` where it is not given, which the simulated engine keeps."""
 
 # No `$`: these go into arguments, where Kubernetes expands `$(NAME)`.
 ModelName = Annotated[
@@ -143,3 +146,11 @@ class EngineSpec(ApiModel):
         if self.type != "Simulated":
             return None
         return (self.simulated or SimulatedSpec()).profile
+
+    @property
+    def max_batch(self) -> int:
+        """Most requests in one batch; 0 = only the engine knows."""
+        given = number_of(self.args, "--max-num-seqs")
+        if given is not None:
+            return given
+        return _SIMULATED_MAX_BATCH if self.type == "Simulated" else 0

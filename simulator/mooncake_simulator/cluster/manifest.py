@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import msgspec
 
-from mooncake_core.api.arguments import hbm_tokens, number_of
+from mooncake_core.api.arguments import hbm_tokens
 from mooncake_core.api.cluster import MooncakeCluster
 from mooncake_core.api.kvcache import KVCachePool
 from mooncake_core.api.pools import EnginePool
@@ -73,7 +73,7 @@ def spec_of(cluster: MooncakeCluster, profile_name: str | None = None) -> Cluste
         fetch="store" if spec.kv_cache_pools else "none",
         cache_tokens=profile.kv_capacity_tokens,
         store_tokens=_store_tokens(spec.kv_cache_pools, profile),
-        max_batch=number_of(spec.engine.args, "--max-num-seqs") or 0,
+        max_batch=spec.engine.max_batch,
         tiers=_tiers(spec.kv_cache_pools, profile, steers=steers),
     )
 

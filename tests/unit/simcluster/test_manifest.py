@@ -13,6 +13,7 @@ from mooncake_core.profiles import LLAMA3_70B_A800
 from mooncake_simulator.cluster.cluster import ClusterSpec
 from mooncake_simulator.cluster.manifest import spec_of
 from mooncake_simulator.cluster.simulation import simulate
+from mooncake_simulator.engine.options import parse
 from mooncake_simulator.workloads import Request
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
@@ -57,6 +58,18 @@ def test_an_engine_that_is_told_how_many_requests_to_decode_at_once_decodes_no_m
     )
     # A hundred steps for each one alone, or for all four at once.
     assert one_s > 4 * 100 * LLAMA3_70B_A800.decode_t0_s > 2 * all_s
+
+
+def test_a_simulated_engine_decodes_as_many_at_once_in_a_simulation_as_it_does_live() -> None:
+    together = [
+        Request(timestamp_ms=0.0, input_length=16, output_length=101, hash_ids=(at,)) for at in range(300)
+    ]
+    alone = simulated("quickstart.yaml", decodePools__0__replicas=1)
+    ends_s = sorted(each.ended_s or 0.0 for each in simulate(alone, together).outcomes)
+    at_once = parse(["--model", "tiny"], {}).max_num_seqs
+    # Those that find no place begin when the first of the others have ended.
+    assert ends_s[at_once] > ends_s[at_once - 1] + 50 * LLAMA3_70B_A800.decode_t0_s
+    assert simulated("quickstart.yaml", engine={"type": "vLLM", "image": "i"}).max_batch == 0
 
 
 @pytest.mark.parametrize(

@@ -7,9 +7,6 @@ from mooncake_core.api.engine import EngineSpec
 from mooncake_core.api.pods import InstanceSpec
 from mooncake_core.profiles import PROFILES
 
-_SIMULATED_MAX_BATCH = 256
-"""vLLM's `--max-num-seqs` where it is not given, which the simulated engine keeps."""
-
 
 def kv_capacity_tokens(engine: EngineSpec, instance: InstanceSpec) -> int:
     """KV tokens that an instance holds in HBM, by arguments or profile; 0 = only the engine knows."""
@@ -22,14 +19,6 @@ def kv_capacity_tokens(engine: EngineSpec, instance: InstanceSpec) -> int:
         instance.size, tensor=instance.parallelism.tensor, pipeline=instance.parallelism.pipeline
     )
     return whole.kv_capacity_tokens // engine.block_size * engine.block_size
-
-
-def max_batch(engine: EngineSpec) -> int:
-    """Most requests in one batch; 0 = only the engine knows."""
-    given = number_of(engine.args, "--max-num-seqs")
-    if given is not None:
-        return given
-    return _SIMULATED_MAX_BATCH if engine.type == "Simulated" else 0
 
 
 def max_model_len_tokens(engine: EngineSpec) -> int:

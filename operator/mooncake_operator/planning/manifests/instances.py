@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import msgspec
 
 from mooncake_core.registry import EngineKind, Instance, Role
-from mooncake_operator.planning.manifests.capacity import kv_capacity_tokens, max_batch, max_model_len_tokens
+from mooncake_operator.planning.manifests.capacity import kv_capacity_tokens, max_model_len_tokens
 from mooncake_operator.planning.manifests.inputs import pairing_revision
 from mooncake_operator.planning.manifests.plan import EnginePoolPlan, Plan, Present
 from mooncake_operator.planning.manifests.store import store_capacity_tokens
@@ -69,7 +69,7 @@ def _engine(plan: Plan, pool: EnginePoolPlan, there: Present) -> Instance:
         block_size_tokens=engine.block_size,
         kv_capacity_tokens=kv_capacity_tokens(engine, pool.spec.instance),
         max_model_len_tokens=max_model_len_tokens(engine),
-        max_batch=max_batch(engine),
+        max_batch=engine.max_batch,
         fetch="store" if plan.store else "none",
         store=plan.store.name if plan.store else "",
         instance_class=pool.name,

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from mooncake_core.config import ListenConfig, SidecarConfig
 from mooncake_core.registry import Role
-from mooncake_operator.planning.manifests.capacity import kv_capacity_tokens, max_batch
+from mooncake_operator.planning.manifests.capacity import kv_capacity_tokens
 from mooncake_operator.planning.manifests.objects import (
     JOURNAL_DIR,
     POD_IP,
@@ -119,7 +119,7 @@ def sidecar_config(plan: Plan, pool: EnginePoolPlan, pod: str, pairing: str) -> 
         pipeline_stages=pool.spec.instance.parallelism.pipeline,
         block_size_tokens=engine.block_size,
         kv_capacity_tokens=kv_capacity_tokens(engine, pool.spec.instance),
-        max_batch=max_batch(engine),
+        max_batch=engine.max_batch,
         time_scale=engine.time_scale,
         drain_timeout_s=pool.spec.drain.timeout_seconds,
     )
