@@ -78,7 +78,10 @@ def check_writable(option: str, file: Path, *others: Path | None) -> None:
     Raises:
         CommandError: the message names the option, and what to do.
     """
-    twice = any(other is not None and file.resolve() == other.resolve() for other in others)
+    real = os.path.realpath(file)  # Path.resolve does not take links in a circle
+    if os.path.islink(real):
+        raise CommandError(f"{option} {file}: that link leads back to itself: name another file")
+    twice = any(other is not None and real == os.path.realpath(other) for other in others)
     if twice and (file.is_file() or not file.exists()):  # devices may well have two uses
         raise CommandError(f"{option} {file}: this command has another use for that file: name another one")
     folder = file.absolute().parent

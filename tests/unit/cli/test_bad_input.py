@@ -122,7 +122,13 @@ def test_where_nothing_can_be_written_is_said_before_anything_is_done(
     manifest: Path, trace: Path, tmp_path: Path, command: str, option: str
 ) -> None:
     given = ["--trace", trace] if command == "replay" else ["-f", manifest, "--trace", trace]
-    for place, said in ((tmp_path, "that is a folder"), (tmp_path / "no" / "x", "make it first")):
+    circle = tmp_path / "circle"
+    circle.symlink_to(circle)
+    for place, said in (
+        (tmp_path, "that is a folder"),
+        (tmp_path / "no" / "x", "make it first"),
+        (circle, "that link leads back to itself"),
+    ):
         code, printed, told = _run(command, *given, option, place)
         assert (code, printed) == (1, "")
         assert f"error: {option} {place}: {said}" in told or f"error: {option} {place}: there is no" in told
