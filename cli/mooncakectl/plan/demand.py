@@ -74,9 +74,10 @@ def beyond_any_size(spec: ClusterSpec, trace: Sequence[Request], objectives: Obj
         if len(trace) - late < (objective.share - 1e-9) * len(trace):
             return (
                 f"spec.slo.{name}: no number of instances keeps it: {late} of {len(trace)} requests "
-                f"need more than {objective.target_s:g} s {_OF[name]} even alone on one, up to "
-                f"{max(alone_s[name]):.3g} s: write a larger target or a smaller percentile, or take "
-                "instances of more Pods (instance.size) or other hardware (--profile)"
+                f"need more than {objective.target_s:g} s {_OF[name]} even alone on one "
+                f"({spec.profile.name}), up to {max(alone_s[name]):.3g} s: write a larger target or a "
+                "smaller percentile, or take instances of more Pods (instance.size) or other hardware "
+                "(--profile)"
             )
     return ""
 

@@ -142,6 +142,7 @@ def test_a_target_that_requests_miss_all_alone_is_no_size_s_fault_and_nothing_is
     code, _, complained = _run("-f", manifest, "--trace", trace, "--max-prefill", "300", "--max-decode", "8")
     assert code == 1
     assert said in complained
+    assert "even alone on one (llama3-70b-8xa800), up to" in complained
     assert "kept for" not in complained
 
 
