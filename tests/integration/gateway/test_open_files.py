@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import resource
 from pathlib import Path
 
 import httpx
@@ -20,12 +19,7 @@ async def test_more_idle_clients_than_a_shell_lets_a_process_open_keep_nobody_ou
     file = tmp_path / "instances.json"
     async with engines(engine):
         file.write_bytes(msgspec.json.encode([engine.instance()]))
-        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (LIMIT, hard))
-        try:
-            process = SchedulerProcess(tmp_path, instances_file=str(file))
-        finally:
-            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        process = SchedulerProcess(tmp_path, instances_file=str(file), open_files=LIMIT)
         idle = []
         try:
             await process.ready()

@@ -25,12 +25,23 @@ NAMESPACE = "test"
 
 
 class SchedulerProcess:
-    """One `python -m mooncake_scheduler`; `ready` waits until it serves."""
+    """One `python -m mooncake_scheduler`; `ready` waits until it serves.
 
-    def __init__(self, folder: Path, name: str = "scheduler", **settings: Any) -> None:
+    Args:
+        folder: for its configuration and its log.
+        name: of these files.
+        open_files: limit with which it starts, as a shell sets it; None = the test's own.
+        settings: of its configuration.
+    """
+
+    def __init__(
+        self, folder: Path, name: str = "scheduler", *, open_files: int | None = None, **settings: Any
+    ) -> None:
         self.serving_port, self.admin_port = free_port(), free_port()
         self._config = folder / f"{name}.json"
         self._log = folder / f"{name}.log"
+        limited = f'ulimit -Sn {open_files} && exec "$0" "$@"'
+        self._in_shell = [] if open_files is None else ["sh", "-c", limited]
         known: dict[str, Any] = {
             "cluster": "test", "model": "tiny", "namespace": NAMESPACE,
             "serving": {"host": "127.0.0.1", "port": self.serving_port},
@@ -44,7 +55,7 @@ class SchedulerProcess:
         """Start the process (again, on the same ports)."""
         with self._log.open("ab") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "mooncake_scheduler", "--config", str(self._config)],
+                [*self._in_shell, sys.executable, "-m", "mooncake_scheduler", "--config", str(self._config)],
                 stdout=log,
                 stderr=subprocess.STDOUT,
             )
