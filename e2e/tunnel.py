@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import aiohttp
 
+from e2e.cluster.accepting import accepting
 from e2e.kube import Kube, KubeError
 
 _CHUNK_BYTES = 64 * 1024
@@ -73,35 +74,12 @@ async def to_pod(kube: Kube, name: str, namespace: str, port: int) -> AsyncItera
 
 @asynccontextmanager
 async def _listening(kube: Kube, namespace: str, choose: Choose) -> AsyncIterator[str]:
-    under_way: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
-
-    ended = False
-
-    def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if ended:  # it came while the server was being closed
-            writer.transport.abort()
-            return
-        task = asyncio.create_task(_forward(kube, namespace, choose, reader, writer))
-        under_way[task] = writer
-        task.add_done_callback(under_way.pop)
+    async def forward(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await _forward(kube, namespace, choose, reader, writer)
 
     listener = socket.create_server(("127.0.0.1", 0), backlog=512)
-    server = await asyncio.start_server(accept, sock=listener, limit=_CHUNK_BYTES)
-    try:
+    async with accepting(listener, forward, _CHUNK_BYTES):
         yield f"http://127.0.0.1:{listener.getsockname()[1]}"
-    finally:
-        server.close()
-        ended = True
-        open_ones = dict(under_way)
-        for task, writer in open_ones.items():
-            task.cancel()
-            # A task that is cancelled before it began closes nothing, and one may wait for a slow reader.
-            writer.transport.abort()
-        await asyncio.gather(*open_ones, return_exceptions=True)
-        # Connections that are being accepted take two turns of the loop to be told of, and transports one to
-        # end; none is taken for granted after this.
-        for _ in range(4):
-            await asyncio.sleep(0)
 
 
 async def _forward(

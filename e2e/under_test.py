@@ -146,11 +146,9 @@ class ClusterUnderTest:
     @asynccontextmanager
     async def _relayed(self, own: Cluster, address: str, port: int) -> AsyncIterator[str]:
         listener = socket.create_server(("127.0.0.1", 0), backlog=512)
-        server = await relay.serve(own.layout, listener, address, port)
-        try:
-            yield f"http://127.0.0.1:{listener.getsockname()[1]}"
-        finally:
-            server.close()
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        async with relay.relayed(own.layout, listener, address, port):
+            yield url
 
     @asynccontextmanager
     async def port_forward(self, target: str, namespace: str, port: int) -> AsyncIterator[str]:

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import IO
 
 from e2e.cluster import (
     certificates,
@@ -34,6 +35,7 @@ from e2e.cluster.programs import Say
 from e2e.cluster.system_objects import system_objects
 
 ROOT = Path(__file__).resolve().parents[2]
+_LOCKED_WITHIN_S = 3.0
 
 
 @dataclass(frozen=True)
@@ -241,10 +243,18 @@ class Cluster:
         """Nobody else starts or stops this cluster meanwhile; the kernel lets go when the holder dies."""
         self.layout.lock.parent.mkdir(parents=True, exist_ok=True)
         with self.layout.lock.open("w") as lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise ClusterError(
-                    f"another process is starting or stopping cluster {self.layout.name}"
-                ) from None
+            # What a holder was just starting when it was killed has the lock until it is its own program.
+            deadline = time.monotonic() + _LOCKED_WITHIN_S
+            while not _locked(lock):
+                if time.monotonic() > deadline:
+                    raise ClusterError(f"another process is starting or stopping cluster {self.layout.name}")
+                time.sleep(0.05)
             yield
+
+
+def _locked(file: IO[str]) -> bool:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True

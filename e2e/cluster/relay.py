@@ -9,27 +9,22 @@ import asyncio
 import signal
 import socket
 import sys
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 
 import uvloop
 
 from e2e.cluster import network
+from e2e.cluster.accepting import accepting
 from e2e.cluster.errors import ClusterError
 from e2e.cluster.layout import Layout
 
 _CHUNK_BYTES = 256 * 1024
 
-# asyncio's own references to a reader are weak: once the client has closed, nothing else would hold a forward
-# that still waits for the other side.
-_forwarding: set[asyncio.Task[None]] = set()
 
-
-async def serve(layout: Layout, listener: socket.socket, address: str, port: int) -> asyncio.Server:
-    """Forward what comes in on a listening socket to an address inside."""
-
-    def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.create_task(forward(reader, writer))
-        _forwarding.add(task)
-        task.add_done_callback(_forwarding.discard)
+@asynccontextmanager
+async def relayed(layout: Layout, listener: socket.socket, address: str, port: int) -> AsyncIterator[None]:
+    """Forward what comes in on a listening socket to an address inside, until the caller is done."""
 
     async def forward(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -37,18 +32,28 @@ async def serve(layout: Layout, listener: socket.socket, address: str, port: int
         except (OSError, ClusterError):
             writer.transport.abort()
             return
+        ends = writer, inner_writer
+        is_whole = False
         try:
             async with asyncio.TaskGroup() as both:
                 both.create_task(_copy(reader, inner_writer))
                 both.create_task(_copy(inner_reader, writer))
-        except* OSError:  # a broken connection is broken on both sides
-            for end in (writer, inner_writer):
-                end.transport.abort()
+            is_whole = True
+        except* OSError:
+            pass
         finally:
-            for end in (writer, inner_writer):
-                end.close()
+            for end in ends:
+                if is_whole:
+                    end.close()
+                else:  # a connection that is broken, or broken off, is so on both sides
+                    end.transport.abort()
+        for end in ends:
+            with suppress(OSError):
+                # While something is left to be sent it is under way, and whoever is done sees to it.
+                await end.wait_closed()
 
-    return await asyncio.start_server(accept, sock=listener, limit=_CHUNK_BYTES)
+    async with accepting(listener, forward, _CHUNK_BYTES):
+        yield
 
 
 async def _connect(
@@ -76,13 +81,15 @@ async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
 
 async def _main(cluster: str, routes: list[str]) -> None:
     layout = Layout(cluster)
-    for route in routes:
-        descriptor, address, port = route.rsplit(":", 2)
-        await serve(layout, socket.socket(fileno=int(descriptor)), address, int(port))
     ended = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, ended.set)
-    await ended.wait()
+    async with AsyncExitStack() as serving:
+        for route in routes:
+            descriptor, address, port = route.rsplit(":", 2)
+            listener = socket.socket(fileno=int(descriptor))
+            await serving.enter_async_context(relayed(layout, listener, address, int(port)))
+        await ended.wait()
 
 
 if __name__ == "__main__":
