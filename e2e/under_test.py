@@ -1,14 +1,13 @@
 """The cluster that the tests run against: one that they start, or one that ``E2E_KUBECONFIG`` names."""
 
 import asyncio
-import fcntl
 import os
 import re
 import shlex
 import socket
 import subprocess
 from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import AbstractContextManager, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from e2e import tunnel
 from e2e.cluster import debian, images, programs, relay
 from e2e.cluster.cluster import Cluster, Options
 from e2e.cluster.errors import ClusterError
+from e2e.cluster.locks import alone
 from e2e.cluster.programs import Say
 from e2e.kube import Kube
 
@@ -230,17 +230,10 @@ def _given(kubeconfig: Path, say: Say) -> ClusterUnderTest:
     return found
 
 
-@contextmanager
-def _reserved(cluster: Cluster) -> Iterator[None]:
+def _reserved(cluster: Cluster) -> AbstractContextManager[None]:
     """Another session of the same cluster would take the running one for a leftover and remove it."""
-    path = cluster.layout.lock.with_suffix(".session")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise ClusterError(
-                f"other tests are running on cluster {cluster.layout.name}: wait for them, or set "
-                "E2E_CLUSTER_NAME to another name"
-            ) from None
-        yield
+    return alone(
+        cluster.layout.lock.with_suffix(".session"),
+        f"other tests are running on cluster {cluster.layout.name}: wait for them, or set "
+        "E2E_CLUSTER_NAME to another name",
+    )

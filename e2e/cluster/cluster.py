@@ -1,6 +1,5 @@
 """A cluster from its first process to its last trace."""
 
-import fcntl
 import json
 import os
 import shutil
@@ -9,11 +8,10 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO
 
 from e2e.cluster import (
     certificates,
@@ -31,11 +29,11 @@ from e2e.cluster import (
 from e2e.cluster.control_plane import Arguments
 from e2e.cluster.errors import ClusterError
 from e2e.cluster.layout import Layout
+from e2e.cluster.locks import alone
 from e2e.cluster.programs import Say
 from e2e.cluster.system_objects import system_objects
 
 ROOT = Path(__file__).resolve().parents[2]
-_LOCKED_WITHIN_S = 3.0
 
 
 @dataclass(frozen=True)
@@ -238,23 +236,6 @@ class Cluster:
         if self.layout.logs.exists():
             shutil.copytree(self.layout.logs, kept)
 
-    @contextmanager
-    def _changing(self) -> Iterator[None]:
-        """Nobody else starts or stops this cluster meanwhile; the kernel lets go when the holder dies."""
-        self.layout.lock.parent.mkdir(parents=True, exist_ok=True)
-        with self.layout.lock.open("w") as lock:
-            # What a holder was just starting when it was killed has the lock until it is its own program.
-            deadline = time.monotonic() + _LOCKED_WITHIN_S
-            while not _locked(lock):
-                if time.monotonic() > deadline:
-                    raise ClusterError(f"another process is starting or stopping cluster {self.layout.name}")
-                time.sleep(0.05)
-            yield
-
-
-def _locked(file: IO[str]) -> bool:
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
+    def _changing(self) -> AbstractContextManager[None]:
+        """Nobody else starts or stops this cluster meanwhile."""
+        return alone(self.layout.lock, f"another process is starting or stopping cluster {self.layout.name}")

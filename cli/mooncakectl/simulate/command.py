@@ -172,8 +172,9 @@ def _without_folder(word: str) -> str:
 
 def _policies(text: str, known: Sequence[str]) -> list[str]:
     from mooncake_scheduler.policies import UnknownPolicyError
+    from mooncakectl.simulate.conditions import parts
 
-    chosen = [each.strip() for each in text.split(",") if each.strip()]
+    chosen = parts(text)
     for each in chosen:
         if each not in known and each != "all":
             raise UnknownPolicyError(each)
@@ -182,9 +183,10 @@ def _policies(text: str, known: Sequence[str]) -> list[str]:
 
 def _admissions(text: str) -> list[AdmissionMode]:
     from mooncake_core.config.scheduler import AdmissionMode
+    from mooncakectl.simulate.conditions import parts
 
     modes = [mode.value for mode in AdmissionMode]
-    chosen = [each.strip() for each in text.split(",") if each.strip()]
+    chosen = parts(text)
     for each in chosen:
         if each not in modes:
             raise ValueError(f"--admission {each}: write one of {', '.join(modes)}, or several with commas")

@@ -15,13 +15,18 @@ from mooncake_simulator.cluster.contents import Rule
 from mooncake_simulator.cluster.failures import Failure
 
 
+def parts(text: str) -> list[str]:
+    """What an option lists with commas."""
+    return [each.strip() for each in text.split(",") if each.strip()]
+
+
 def rules(text: str) -> list[Rule]:
     """What `--tiers` names.
 
     Raises:
         ValueError: there is no such rule.
     """
-    chosen = [each.strip() for each in text.split(",") if each.strip()]
+    chosen = parts(text)
     for each in chosen:
         if each not in get_args(Rule):
             known = ", ".join(get_args(Rule))
@@ -35,7 +40,7 @@ def profiles(text: str) -> list[str]:
     Raises:
         ValueError: there is no such profile.
     """
-    chosen = [each.strip() for each in text.split(",") if each.strip()]
+    chosen = parts(text)
     for each in chosen:
         if each not in PROFILES:
             raise ValueError(f"--profile {each}: write one of {', '.join(PROFILES)}")
